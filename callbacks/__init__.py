@@ -1,0 +1,1 @@
+"""Callbacks of keras_replicator."""

@@ -1,0 +1,511 @@
+"""Every private name of Keras and TensorFlow that the package touches, in one place.
+
+Nothing else in the package may reach into `keras.src` or into underscored attributes of TensorFlow.
+`tests/test_compat.py` fails loudly when one of these names moves or changes its signature.
+
+Two kinds of functions live here:
+
+* small readers (`local_copy`, `mark_first_replica_only`, `adapter_for`, …);
+* `around(...)`, which lets a module of `steps/` wrap a method of Keras. The wrapper receives the
+  original and decides; outside of a replica step every wrapper calls the original unchanged.
+"""
+
+import functools
+import importlib
+
+import keras
+import tensorflow as tf
+
+MINIMUM_TENSORFLOW = (2, 20)
+MINIMUM_KERAS = (3, 12)
+
+# What `around` may wrap: readable name -> (module, owner, attribute).
+_WRAPPABLE = {
+    "variable_assign": ("keras.src.backend.tensorflow.core", "Variable", "_direct_assign"),
+    "initialize": ("keras.src.backend.tensorflow.core", "Variable", "_initialize"),
+    "next_seed": ("keras.src.random.seed_generator", "SeedGenerator", "next"),
+    "scale_loss": ("keras.src.losses.loss", None, "scale_loss_for_distribution"),
+    "unscale_loss": ("keras.src.losses.loss", None, "unscale_loss_for_distribution"),
+    "build_losses": ("keras.src.trainers.compile_utils", "CompileLoss", "build"),
+    "update_mean": ("keras.src.metrics.reduction_metrics", "Mean", "update_state"),
+    "moments": (
+        "keras.src.layers.normalization.batch_normalization",
+        "BatchNormalization",
+        "_moments",
+    ),
+    "apply": ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
+    "apply_scaled": (
+        "keras.src.optimizers.loss_scale_optimizer",
+        "LossScaleOptimizer",
+        "apply",
+    ),
+    "tf_apply_scaled": (
+        "keras.src.optimizers.loss_scale_optimizer",
+        "LossScaleOptimizer",
+        "_tf_apply",
+    ),
+    "optimizer_assign": ("keras.src.backend.tensorflow.optimizer", "TFOptimizer", "assign"),
+    "optimizer_assign_add": (
+        "keras.src.backend.tensorflow.optimizer",
+        "TFOptimizer",
+        "assign_add",
+    ),
+    "optimizer_assign_sub": (
+        "keras.src.backend.tensorflow.optimizer",
+        "TFOptimizer",
+        "assign_sub",
+    ),
+    "update_step": (
+        "keras.src.backend.tensorflow.optimizer",
+        "TFOptimizer",
+        "_backend_update_step",
+    ),
+    "weight_decay": (
+        "keras.src.backend.tensorflow.optimizer",
+        "TFOptimizer",
+        "_apply_weight_decay",
+    ),
+    "overwrite_with_average": (
+        "keras.src.backend.tensorflow.optimizer",
+        "TFOptimizer",
+        "_overwrite_model_variables_with_average_value",
+    ),
+}
+
+
+def wrappable_names():
+    """Returns the names that `around` accepts."""
+    return sorted(_WRAPPABLE)
+
+
+def lookup(name):
+    """Returns `(owner, attribute)` for a wrappable name, importing what is needed."""
+    module_name, owner_name, attribute = _WRAPPABLE[name]
+    module = importlib.import_module(module_name)
+    owner = module if owner_name is None else getattr(module, owner_name)
+    return owner, attribute
+
+
+def around(name):
+    """Decorator: wraps a private function of Keras.
+
+    Args:
+        name: One of `wrappable_names()`.
+
+    The decorated function is called as `wrapper(original, *args, **kwargs)`.
+    """
+    owner, attribute = lookup(name)
+    original = getattr(owner, attribute)
+
+    def install(wrapper):
+        @functools.wraps(original)
+        def wrapped(*args, **kwargs):
+            return wrapper(original, *args, **kwargs)
+
+        setattr(owner, attribute, wrapped)
+        return wrapper
+
+    return install
+
+
+# ---------------------------------------------------------------------------------- versions
+
+
+def check_versions():
+    """Raises `ImportError` unless TensorFlow, Keras and the backend are supported."""
+    if keras.backend.backend() != "tensorflow":
+        raise ImportError(
+            "keras_replicator needs Keras' TensorFlow backend. Set the environment variable "
+            "KERAS_BACKEND=tensorflow before Keras is imported. "
+            f"Received: keras.backend.backend()={keras.backend.backend()!r}"
+        )
+    for name, module, minimum in (
+        ("tensorflow", tf, MINIMUM_TENSORFLOW),
+        ("keras", keras, MINIMUM_KERAS),
+    ):
+        if _version(module.__version__) < minimum:
+            wanted = ".".join(map(str, minimum))
+            raise ImportError(
+                f"keras_replicator needs {name} >= {wanted}. Upgrade it with "
+                f"`pip install --upgrade '{name}>={wanted}'`. "
+                f"Received: {name}=={module.__version__}"
+            )
+
+
+def _version(text):
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+# -------------------------------------------------------------------------- replica variables
+
+
+def raw_variable(variable):
+    """Returns the `tf.Variable` behind a Keras variable, without autocasting."""
+    if isinstance(variable, keras.Variable):
+        return variable._value
+    return variable
+
+
+def local_copy(variable):
+    """Returns the copy of a distributed variable that belongs to the current replica.
+
+    Args:
+        variable: A `keras.Variable`, a `tf.Variable` or a distributed variable.
+
+    Returns:
+        A plain `tf.Variable`; the variable itself where nothing is distributed.
+    """
+    variable = raw_variable(variable)
+    on_device = getattr(variable, "_get_on_device_or_primary", None)
+    return variable if on_device is None else on_device()
+
+
+def is_distributed(variable):
+    """Whether a variable has one copy per replica."""
+    return hasattr(raw_variable(variable), "_distribute_strategy")
+
+
+def strategy_of(variable):
+    """Returns the strategy in whose scope a variable was made, or None."""
+    return getattr(raw_variable(variable), "_distribute_strategy", None)
+
+
+def mark_first_replica_only(variable):
+    """Makes readers outside of a step see the first replica's copy instead of the sum."""
+    value = raw_variable(variable)
+    if hasattr(value, "_distribute_strategy"):
+        value._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def static_replica_id(replica_context):
+    """Returns the replica's global number: an int where it is known while tracing."""
+    replica_id = replica_context.replica_id_in_sync_group
+    static = tf.get_static_value(replica_id)
+    return replica_id if static is None else int(static)
+
+
+def ensure_global_seed_generator():
+    """Creates Keras' global seed generator outside of every strategy."""
+    from keras.src.random import seed_generator
+
+    with tf.init_scope():
+        seed_generator.global_seed_generator()
+
+
+# ------------------------------------------------------------------------------ losses, masks
+
+
+def get_mask(tensor):
+    """Returns the Keras mask that travels with a tensor, or None."""
+    from keras.src import backend
+
+    return backend.get_keras_mask(tensor)
+
+
+def same_rank(first, second):
+    """Squeezes or expands two tensors to the same rank as Keras' losses do."""
+    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+
+    return squeeze_or_expand_to_same_rank(first, second)
+
+
+def base_loss_call():
+    """Returns `keras.losses.Loss.__call__`, to see whether a subclass overrides it."""
+    return keras.losses.Loss.__call__
+
+
+def flat_losses(compile_loss):
+    """Returns the list of (path, loss, weight, name) tuples of a built compile loss."""
+    return compile_loss._flat_losses
+
+
+def replace_flat_losses(compile_loss, wrap):
+    """Replaces each resolved loss function of a built compile loss by `wrap(loss)`."""
+    compile_loss._flat_losses = [
+        entry._replace(loss=wrap(entry.loss)) for entry in compile_loss._flat_losses
+    ]
+
+
+def is_wrapped_function(loss):
+    """Returns the function behind a loss or metric that merely wraps one, else None."""
+    return getattr(loss, "_fn", None) or getattr(loss, "fn", None)
+
+
+# ---------------------------------------------------------------------------- models, metrics
+
+
+def loss_tracker(model):
+    """Returns the `Mean` metric in which Keras collects the total loss, or None."""
+    return getattr(model, "_loss_tracker", None)
+
+
+def compile_loss(model):
+    """Returns the compiled loss container of a model, or None."""
+    return getattr(model, "_compile_loss", None)
+
+
+def compile_metrics(model):
+    """Returns the compiled metrics container of a model, or None."""
+    return getattr(model, "_compile_metrics", None)
+
+
+def compute_loss(model, x, y, y_pred, sample_weight, training):
+    """Calls the model's `compute_loss`, also one without the argument `training`."""
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+def call_model(model, x, training):
+    """Calls a model, passing `training` only where its call takes it."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def leaf_metrics(model):
+    """Returns every metric that holds state of its own below a model, without duplicates.
+
+    Includes compiled metrics, loss trackers and metrics that are attributes of layers.
+    """
+    found, stack = {}, []
+    for container in (loss_tracker(model), compile_metrics(model)):
+        if container is not None:
+            stack.append(container)
+    if compile_loss(model) is not None:
+        stack.extend(compile_loss(model).metrics)
+    for layer in model._flatten_layers():
+        stack.extend(layer._metrics)
+        if isinstance(layer, keras.Model) and layer is not model:
+            tracker = loss_tracker(layer)
+            stack.extend([tracker] if tracker is not None else [])
+    while stack:
+        metric = stack.pop()
+        if id(metric) in found:
+            continue
+        children = list(getattr(metric, "_metrics", [])) + list(_compiled_children(metric))
+        if not isinstance(metric, _compile_metrics_class()):
+            found[id(metric)] = metric
+        stack.extend(children)
+    return list(found.values())
+
+
+def _compile_metrics_class():
+    from keras.src.trainers.compile_utils import CompileMetrics
+
+    return CompileMetrics
+
+
+def _compiled_children(metric):
+    if isinstance(metric, _compile_metrics_class()) and metric.built:
+        return metric.metrics
+    return []
+
+
+def metric_results(model):
+    """Returns `{name: value}` of the model's metrics as Keras logs them."""
+    return model.get_metrics_result()
+
+
+def compile_config(model):
+    """Returns the arguments of the model's last `compile`, or None."""
+    config = getattr(model, "_compile_config", None)
+    return None if config is None else dict(config.config)
+
+
+def flatten_layers(model):
+    """Returns every layer of a model, nested ones and itself included."""
+    return list(model._flatten_layers())
+
+
+def symbolic_build(model, data_batch):
+    """Builds model, losses and metrics from shapes and dtypes without reading data."""
+    model._symbolic_build(data_batch=data_batch)
+
+
+def flatten_metrics_in_order(model, logs):
+    """Returns logs as Keras' evaluate and train_on_batch do: a list, or one number."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def should_eval(model, epoch, validation_freq):
+    """Whether `validation_freq` asks for a validation after this epoch."""
+    return model._should_eval(epoch, validation_freq)
+
+
+def take_initial_epoch(model):
+    """Returns the epoch that BackupAndRestore restored, or 0."""
+    return getattr(model, "_initial_epoch", None) or 0
+
+
+def reset_initial_epoch(model):
+    """Forgets an epoch that a callback of an earlier fit restored."""
+    if getattr(model, "_initial_epoch", None):
+        model._initial_epoch = None
+
+
+def overridden(model, method):
+    """Whether a model's class overrides a method of `keras.Model`."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+# ------------------------------------------------------------------------------- data sources
+
+
+def adapter_for(x, y=None, sample_weight=None, *, batch_size, steps, shuffle, class_weight):
+    """Returns Keras' data adapter for anything that `fit` takes."""
+    from keras.src.trainers.data_adapters import get_data_adapter
+
+    return get_data_adapter(
+        x,
+        y,
+        sample_weight=sample_weight,
+        batch_size=batch_size,
+        steps_per_epoch=steps,
+        shuffle=shuffle,
+        class_weight=class_weight,
+    )
+
+
+def is_array_adapter(adapter):
+    """Whether an adapter holds arrays that can be read by index."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    return isinstance(adapter, ArrayDataAdapter)
+
+
+def array_adapter_inputs(adapter):
+    """Returns the `(x, y, sample_weight)` nest that an array adapter holds."""
+    return adapter._inputs
+
+
+def to_sliceable(inputs):
+    """Returns a nest of Keras' sliceables for TensorFlow."""
+    from keras.src.trainers.data_adapters import array_slicing
+
+    return array_slicing.convert_to_sliceable(inputs, target_backend="tensorflow")
+
+
+def train_validation_split(arrays, validation_split):
+    """Splits arrays as `fit(validation_split=…)` does."""
+    from keras.src.trainers.data_adapters import array_slicing
+
+    return array_slicing.train_validation_split(arrays, validation_split=validation_split)
+
+
+def unpack(data):
+    """Returns `(x, y, sample_weight)` of a batch."""
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    return data_adapter_utils.unpack_x_y_sample_weight(data)
+
+
+def class_weights_to_sample_weights(y, class_weight):
+    """Returns one weight per row, taken from the row's class."""
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    return data_adapter_utils.class_weight_to_sample_weights(y, class_weight)
+
+
+def class_weight_map(class_weight):
+    """Returns a `tf.data` map function that turns class weights into sample weights."""
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+
+    return make_class_weight_map_fn(class_weight)
+
+
+def pythonify(logs):
+    """Returns logs with Python numbers instead of tensors."""
+    from keras.src.utils.python_utils import pythonify_logs
+
+    return pythonify_logs(logs)
+
+
+def callback_list(callbacks, **kwargs):
+    """Returns Keras' `CallbackList`, an existing one unchanged."""
+    from keras.src.callbacks.callback_list import CallbackList
+
+    if isinstance(callbacks, CallbackList):
+        return callbacks
+    return CallbackList(callbacks, **kwargs)
+
+
+def callbacks_of(callback_list):
+    """Returns the callbacks of a `CallbackList`."""
+    return list(callback_list.callbacks)
+
+
+def tensorflow_started():
+    """Whether TensorFlow has initialised its devices, so that they cannot change any more."""
+    from tensorflow.python.eager import context
+
+    return context.context()._context_handle is not None
+
+
+# ---------------------------------------------------------------------------------- optimizers
+
+
+def known_variables(optimizer):
+    """Returns the trainable variables that an optimizer was built with."""
+    return list(optimizer._trainable_variables)
+
+
+def decays(optimizer, variable):
+    """Whether weight decay applies to a variable."""
+    return optimizer.weight_decay is not None and optimizer._use_weight_decay(variable)
+
+
+def moving_averages(optimizer):
+    """Returns the exponential moving averages of an optimizer with `use_ema=True`."""
+    return optimizer._model_variables_moving_average
+
+
+def apply_with_finite_check(optimizer, grads, trainable_variables):
+    """`LossScaleOptimizer.apply` without its detour through cross-replica context."""
+    return optimizer._common_apply(grads, trainable_variables)
+
+
+def schedule_of(optimizer):
+    """Returns the learning-rate schedule of an optimizer, or None."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def seed_states(model):
+    """Returns the state variables of all seed generators below a model, in order."""
+    states = []
+    for layer in flatten_layers(model):
+        states.extend(generator.state for generator in getattr(layer, "_seed_generators", []))
+    return states
+
+
+def build_like(source, target):
+    """Builds a model from the recorded build shapes of another one of its class."""
+    config = source.get_build_config()
+    if config:
+        target.build_from_config(config)
+
+
+def use_local_reductions(strategy):
+    """Lets a MirroredStrategy over CPUs reduce in memory.
+
+    Its default collectives collide with those of any other strategy of the process.
+    """
+    extended = strategy.extended
+    if not isinstance(strategy, tf.distribute.MirroredStrategy) or isinstance(
+        strategy, tf.distribute.MultiWorkerMirroredStrategy
+    ):
+        return
+    if all("CPU" in device for device in extended.worker_devices):
+        extended._cross_device_ops = tf.distribute.ReductionToOneDevice()
+
+
+def replica_copies(variable):
+    """Returns the copies of a variable on this worker's replicas."""
+    value = raw_variable(variable)
+    return list(value.values) if hasattr(value, "_distribute_strategy") else [value]
+
+
+def compiled(function, **options):
+    """`tf.function` without AutoGraph, and without warnings that count traces over trainers."""
+    result = tf.function(function, autograph=False, **options)
+    result._omit_frequent_tracing_warning = True
+    return result

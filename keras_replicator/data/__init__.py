@@ -1,0 +1,1 @@
+"""Rows to replicas: sources, splitting, position."""

@@ -1,0 +1,52 @@
+"""Slicing rows out of nests of dense, ragged and sparse tensors."""
+
+import tensorflow as tf
+
+
+def count_rows(nest):
+    """Returns the rows of a batch as an int32 scalar, read off its first leaf."""
+    for leaf in tf.nest.flatten(nest):
+        if leaf is None or is_optional(leaf):
+            continue
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.cast(leaf.nrows(), tf.int32)
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.cast(leaf.dense_shape[0], tf.int32)
+        leaf = tf.convert_to_tensor(leaf)
+        if leaf.shape.rank == 0:
+            raise ValueError(
+                "A batch must have a leading axis of rows. Batch the data set by the global batch "
+                f"size: `dataset.batch(batch_size)`. Received: an element with the leaf {leaf}"
+            )
+        return tf.shape(leaf)[0]
+    raise ValueError(f"A batch must hold at least one tensor. Received: {nest}")
+
+
+def slice_rows(nest, begin, end):
+    """Returns the rows `begin:end` of every leaf."""
+
+    def take(leaf):
+        if leaf is None or is_optional(leaf):
+            return None
+        if isinstance(leaf, tf.SparseTensor):
+            rank = leaf.dense_shape.shape[0]
+            start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros(rank - 1, tf.int64)], 0)
+            size = tf.concat([[tf.cast(end - begin, tf.int64)], leaf.dense_shape[1:]], 0)
+            part = tf.sparse.slice(leaf, start, size)
+            # tf.sparse.slice forgets the static shape, which layers need.
+            return tf.SparseTensor(
+                part.indices, part.values, tf.ensure_shape(part.dense_shape, [rank])
+            )
+        return leaf[begin:end]
+
+    return tf.nest.map_structure(take, nest)
+
+
+def drop_optionals(nest):
+    """Replaces what stands for None in a `tf.data` element by None."""
+    return tf.nest.map_structure(lambda leaf: None if is_optional(leaf) else leaf, nest)
+
+
+def is_optional(leaf):
+    """Whether a leaf of a data set is a `tf.experimental.Optional`, as Keras writes None."""
+    return isinstance(leaf, tf.experimental.Optional)

@@ -1,0 +1,331 @@
+"""Anything that `fit` takes, as a stream of global batches in order.
+
+    source = make_source(x, y, batch_size=64, shuffle=True, seed=0, shard=Shard())
+    for epoch in range(epochs):
+        iterator = source.iterator(epoch)        # a plain tf.data iterator
+        ...
+        source.on_epoch_end()
+
+An element is `(rows, batch)`: the rows of the *global* batch and this worker's part of it. Arrays
+are read by index, so that each worker touches its own rows only and an epoch's order depends on
+nothing but `(seed, epoch)`; everything else goes through Keras' own data adapters.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_replicator import compat
+from keras_replicator.data.rows import count_rows, slice_rows
+from keras_replicator.data.split import Shard
+
+
+def make_source(
+    x,
+    y=None,
+    sample_weight=None,
+    *,
+    batch_size=None,
+    steps=None,
+    shuffle=False,
+    class_weight=None,
+    seed=0,
+    shard=Shard(),
+    argument="x",
+    strategy=None,
+):
+    """Wraps training, validation or prediction data.
+
+    Args:
+        x: What `keras.Model.fit` takes, a function of a `tf.distribute.InputContext` that returns
+            a data set of per-replica batches, or a data set distributed by the strategy.
+        y: Targets, with arrays only.
+        sample_weight: Weights, with arrays only.
+        batch_size: Rows of a global batch, with arrays only (default 32).
+        steps: Steps per epoch, when the user gave them.
+        shuffle: Whether arrays are shuffled each epoch.
+        class_weight: Weights by class.
+        seed: Seed of the shuffling.
+        shard: The part of each global batch that this worker reads.
+        argument: Name of the argument, for messages.
+        strategy: The strategy, for data sets that it has distributed.
+
+    Returns:
+        A `Source`.
+
+    Raises:
+        ValueError: For an empty data set, mismatched row counts or a bad batch size.
+    """
+    if batch_size is not None and (not isinstance(batch_size, (int, np.integer)) or batch_size < 1):
+        raise ValueError(
+            "`batch_size` is the number of rows of a global batch and must be an int of at least "
+            f"1. Received: batch_size={batch_size}"
+        )
+    if isinstance(x, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
+        return DatasetSource(_undistribute(x, strategy), shard, class_weight)
+    if _is_input_fn(x):
+        return DatasetSource(_from_input_fn(x, shard), shard, class_weight)
+    if isinstance(x, tf.data.Dataset):
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` must not be given when `{argument}` is a tf.data.Dataset: its "
+                    f"elements hold it. Received: {name}={value}"
+                )
+        return DatasetSource(x, shard, class_weight)
+    adapter = compat.adapter_for(
+        x,
+        y,
+        sample_weight,
+        batch_size=None if batch_size is None else int(batch_size),
+        steps=steps,
+        shuffle=shuffle and not _warns_about_shuffle(x),
+        class_weight=class_weight,
+    )
+    if compat.is_array_adapter(adapter):
+        arrays = compat.to_sliceable(compat.array_adapter_inputs(adapter))
+        if _dense(arrays):
+            return ArraySource(arrays, adapter.batch_size, shuffle, seed, shard, argument)
+    return AdapterSource(adapter, shard)
+
+
+def _warns_about_shuffle(x):
+    """Keras warns when `shuffle`, which is True by default, meets data that shuffle themselves."""
+    if isinstance(x, keras.utils.PyDataset):
+        return getattr(x, "num_batches", None) is None
+    return not _is_array_like(x)
+
+
+def _is_array_like(x):
+    return all(
+        leaf is None or hasattr(leaf, "shape") or hasattr(leaf, "__array__")
+        for leaf in keras.tree.flatten(x)
+    )
+
+
+def _is_input_fn(x):
+    return (inspect.isfunction(x) or inspect.ismethod(x)) and not inspect.isgeneratorfunction(x)
+
+
+def _dense(arrays):
+    return all(
+        leaf is None or isinstance(leaf, np.ndarray) or isinstance(leaf, tf.Tensor)
+        for leaf in keras.tree.flatten(arrays)
+    )
+
+
+class Source:
+    """A stream of global batches, one epoch at a time.
+
+    Attributes:
+        num_batches: Batches of an epoch, or None where that is not known.
+        element_spec: The `tf.TypeSpec` nest of `(rows, batch)`.
+        can_seek: Whether an epoch can start at any batch without reading those before.
+    """
+
+    num_batches = None
+    can_seek = False
+
+    def iterator(self, epoch, start=0):
+        """Returns a `tf.data` iterator over the batches of `epoch`, from batch `start` on."""
+        raise NotImplementedError
+
+    def on_epoch_begin(self):
+        """Tells the data that an epoch begins."""
+
+    def on_epoch_end(self):
+        """Tells the data that an epoch has ended."""
+
+
+class ArraySource(Source):
+    """Arrays in memory, read by index; the order of an epoch is a function of (seed, epoch)."""
+
+    can_seek = True
+
+    def __init__(self, arrays, batch_size, shuffle, seed, shard, argument="x"):
+        leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
+        self.num_rows = int(leaves[0].shape[0])
+        if self.num_rows == 0:
+            raise ValueError(
+                f"`{argument}` holds no rows. Received: `{argument}` of shape {leaves[0].shape}"
+            )
+        self.batch_size = int(batch_size)
+        self.num_batches = -(-self.num_rows // self.batch_size)
+        self._shuffle = shuffle
+        self._seed = seed
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._order = tf.Variable(
+                np.arange(self.num_rows), dtype=tf.int64, trainable=False, name="order"
+            )
+        self._epoch = None
+        self._dataset = self._make_dataset(arrays, shard)
+        self.element_spec = self._dataset.element_spec
+
+    def _make_dataset(self, arrays, shard):
+        with tf.device("CPU:0"):
+            tensors = keras.tree.map_structure(
+                lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf),
+                keras.tree.lists_to_tuples(arrays),
+            )
+
+        def read(number):
+            first = number * self.batch_size
+            rows = tf.minimum(self.num_rows - first, self.batch_size)
+            begin, end = shard.rows(rows)
+            if self._shuffle:
+                where = self._order[first + begin : first + end]
+                batch = keras.tree.map_structure(
+                    lambda leaf: None if leaf is None else tf.gather(leaf, where), tensors
+                )
+            else:
+                batch = keras.tree.map_structure(
+                    lambda leaf: None if leaf is None else leaf[first + begin : first + end],
+                    tensors,
+                )
+            return tf.cast(rows, tf.int32), batch
+
+        dataset = tf.data.Dataset.range(self.num_batches)
+        self._read = read
+        return dataset.map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def order(self, epoch):
+        """Returns the order of rows in an epoch, an int64 array."""
+        if not self._shuffle:
+            return np.arange(self.num_rows)
+        generator = np.random.default_rng([abs(int(self._seed)), epoch])
+        if self._shuffle == "batch":
+            batches = np.array_split(
+                np.arange(self.num_rows), range(self.batch_size, self.num_rows, self.batch_size)
+            )
+            full = len(batches) - (self.num_rows % self.batch_size > 0)
+            shuffled = [batches[i] for i in generator.permutation(full)] + batches[full:]
+            return np.concatenate(shuffled)
+        return generator.permutation(self.num_rows)
+
+    def iterator(self, epoch, start=0):
+        if self._shuffle and epoch != self._epoch:
+            self._order.assign(self.order(epoch))
+            self._epoch = epoch
+        dataset = self._dataset
+        if start:
+            remaining = tf.data.Dataset.range(start, self.num_batches)
+            dataset = remaining.map(
+                self._read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            )
+        return iter(_prefetched(dataset))
+
+
+class DatasetSource(Source):
+    """A `tf.data.Dataset` whose elements are global batches."""
+
+    def __init__(self, dataset, shard, class_weight=None):
+        if class_weight is not None:
+            dataset = dataset.map(compat.class_weight_map(class_weight))
+        cardinality = int(dataset.cardinality())
+        if cardinality == 0:
+            raise ValueError(
+                "The data set holds no batches. Received: a tf.data.Dataset of cardinality 0"
+            )
+        self.num_batches = cardinality if cardinality > 0 else None
+        self.infinite = cardinality == tf.data.INFINITE_CARDINALITY
+        self._dataset = _shared(dataset, shard)
+        self.element_spec = self._dataset.element_spec
+
+    def iterator(self, epoch, start=0):
+        dataset = self._dataset.skip(start) if start else self._dataset
+        return iter(_prefetched(dataset))
+
+
+class AdapterSource(Source):
+    """What Keras' other adapters read: PyDataset, generators, DataLoaders, sparse arrays."""
+
+    def __init__(self, adapter, shard):
+        self._adapter = adapter
+        self.num_batches = adapter.num_batches
+        self._shard = shard
+        self._dataset = _shared(adapter.get_tf_dataset(), shard)
+        self.element_spec = self._dataset.element_spec
+        self._fresh = True
+
+    def iterator(self, epoch, start=0):
+        # An adapter's data set carries the order of its epoch, so each epoch takes a new one.
+        dataset = self._dataset if self._fresh else _shared(self._adapter.get_tf_dataset(), self._shard)
+        self._fresh = False
+        return iter(_prefetched(dataset.skip(start) if start else dataset))
+
+    def on_epoch_begin(self):
+        self._adapter.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self._adapter.on_epoch_end()
+
+
+def _shared(dataset, shard):
+    """Maps elements to `(rows, batch)`: the global batch's rows and this worker's part of it."""
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def take_share(*element):
+        batch = element if is_tuple else element[0]
+        rows = count_rows(batch)
+        return rows, batch if shard.is_whole else slice_rows(batch, *shard.rows(rows))
+
+    return dataset.map(take_share)
+
+
+def _prefetched(dataset):
+    options = tf.data.Options()
+    # Nobody distributes these data sets again: no sharding policy, no line about one.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_warm_start = True
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def _from_input_fn(input_fn, shard):
+    """Turns per-replica batches of an input function into global batches, in order."""
+    context = tf.distribute.InputContext(
+        num_input_pipelines=shard.total // shard.count,
+        input_pipeline_id=shard.first // shard.count,
+        num_replicas_in_sync=shard.total,
+    )
+    dataset = input_fn(context)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "An input function takes a tf.distribute.InputContext and must return a "
+            f"tf.data.Dataset of per-replica batches. Received: {type(dataset).__name__}"
+        )
+    if shard.count == 1:
+        return dataset
+    return _rebatch(dataset, shard.count)
+
+
+def _rebatch(dataset, count):
+    """Joins `count` consecutive batches to one."""
+    return dataset.unbatch().batch(_rows_of_first(dataset) * count)
+
+
+def _rows_of_first(dataset):
+    for element in dataset.take(1):
+        return int(count_rows(element))
+    raise ValueError("The input function returned a data set without batches.")
+
+
+def _undistribute(distributed, strategy):
+    """Reads a distributed data set as global batches: the replicas' parts, joined in order."""
+
+    def generate():
+        for element in distributed:
+            yield _join(strategy, element)
+
+    first = next(iter(distributed))
+    spec = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec([None] + leaf.shape.as_list()[1:], leaf.dtype),
+        _join(strategy, first),
+    )
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+def _join(strategy, element):
+    parts = strategy.experimental_local_results(element)
+    return tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), *parts)

@@ -1,0 +1,1 @@
+"""How steps run on a plan."""

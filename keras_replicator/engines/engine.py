@@ -1,0 +1,49 @@
+"""The interface of an engine: how steps run on a plan.
+
+The trainer talks to engines in these words only; synchronous training on one or many devices,
+parameter servers and meshes are its implementations.
+"""
+
+import abc
+
+
+class Engine(abc.ABC):
+    """Runs steps on the hardware of a plan.
+
+    Attributes:
+        num_replicas: Replicas that take part in one update.
+        shard: The replicas that this worker drives (`data.split.Shard`).
+        strategy: The `tf.distribute.Strategy`, or None where there is none.
+    """
+
+    num_replicas = 1
+    shard = None
+    strategy = None
+
+    @abc.abstractmethod
+    def scope(self):
+        """Context in which models, optimizers and metrics are made."""
+
+    @abc.abstractmethod
+    def cross_replica(self):
+        """Context in which distributed variables are read and changed as a whole."""
+
+    @abc.abstractmethod
+    def build(self, step, element_spec, window=None):
+        """Creates every variable that a step needs, without reading data or updating anything."""
+
+    @abc.abstractmethod
+    def make_loop(self, step, **options):
+        """Returns a loop that runs a step many times a call."""
+
+    @abc.abstractmethod
+    def run(self, fn, inputs, run_eagerly=False):
+        """Runs `fn` once per replica and returns a list of per-replica outputs."""
+
+    @abc.abstractmethod
+    def read(self, fn):
+        """Returns what `fn()`, a function of variables, gives across replicas."""
+
+    @abc.abstractmethod
+    def sum_over_workers(self, arrays):
+        """Adds up a dict of NumPy arrays over workers."""

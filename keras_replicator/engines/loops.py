@@ -1,0 +1,236 @@
+"""One compiled function that runs many steps a call.
+
+The loop takes a plain `tf.data` iterator, so the position in the data is that of the last batch
+that was consumed, and it fetches the next batch while the current one is computed.
+"""
+
+import tensorflow as tf
+
+from keras_replicator import compat
+
+
+
+
+class Loop:
+    """Runs a step over an iterator, `steps` times a call or until the data end.
+
+    Args:
+        engine: The synchronous engine whose replicas run the step.
+        step: Function of a replica's batch. Returns a dict of tensors (sums of logs), or with
+            `collect=True` the outputs whose rows are concatenated.
+        add: Called across replicas with the logs' sums of each step, or None.
+        collect: Whether the step's outputs are collected (predict).
+        window: Gradient accumulation, or None.
+        scratch: Entries for `Replica.scratch` of every step.
+        run_eagerly: Whether steps run without compilation.
+    """
+
+    def __init__(
+        self,
+        engine,
+        step,
+        *,
+        add=None,
+        collect=False,
+        window=None,
+        scratch=None,
+        run_eagerly=False,
+    ):
+        self._engine = engine
+        self._step = step
+        self._add = add
+        self._window = window
+        self._scratch = scratch
+        self._collect = collect
+        self.traces = 0
+        self.one_by_one = collect and run_eagerly  # a call gives one step, whatever was asked for
+        if run_eagerly:
+            self._call = self._collect_eagerly if collect else self._run_eagerly
+            self._close = self._close_window
+            self._single = self._joined if collect else self._one_alone
+        else:
+            function = self._collect_compiled if collect else self._run_compiled
+            self._call = compat.compiled(function, reduce_retracing=True)
+            self._close = compat.compiled(self._close_window)
+            single = self._joined if collect else self._one_alone
+            self._single = compat.compiled(single, reduce_retracing=True)
+
+    def __call__(self, iterator, steps, position=0):
+        """Runs up to `steps` steps.
+
+        Args:
+            iterator: A `tf.data` iterator of `(rows, batch)`.
+            steps: int, how many steps at most.
+            position: int, steps since the last update (with accumulation).
+
+        Returns:
+            `(steps done, rows seen, outputs)`; fewer steps than asked for: the data have ended.
+        """
+        with self._engine.cross_replica():
+            done, rows, outputs = self._call(
+                iterator, tf.constant(steps, tf.int32), tf.constant(position, tf.int32)
+            )
+        return int(done), int(rows), outputs
+
+    def one(self, element, position=0):
+        """Runs one step on one element, and returns its outputs where they are collected."""
+        with self._engine.cross_replica():
+            if self._collect:
+                return self._single(element)
+            return self._single(element, tf.constant(position, tf.int32))
+
+    def close_window(self):
+        """Updates with the gradients of a window that is not full."""
+        with self._engine.cross_replica():
+            self._close()
+
+    # ------------------------------------------------------------------------------- one step
+
+    def _one_step(self, element, position):
+        rows, batch = element
+        results = self._engine.replicate(
+            self._step, batch, rows, window=self._window, scratch=self._scratch
+        )
+        if self._window is not None:
+            full = tf.equal(tf.math.floormod(position + 1, self._window.steps), 0)
+            if tf.executing_eagerly():
+                if full:
+                    self._close_window()
+            else:
+                tf.cond(full, self._close_window, lambda: None)
+        return rows, results
+
+    def _close_window(self):
+        self._engine.replicate(self._window.close)
+
+    def _log(self, results):
+        if self._add is None or not results[0]:
+            return
+        self._add(
+            {
+                name: tf.add_n([result[name] for result in results])
+                for name in results[0]
+            }
+        )
+
+    def _one_alone(self, element, position):
+        _, results = self._one_step(element, position)
+        self._log(results)
+
+    # ------------------------------------------------------------------------------- training
+
+    def _run_compiled(self, iterator, steps, position):
+        self.traces += 1
+        spec = iterator.element_spec
+
+        def more(done, rows, element):
+            del rows
+            return tf.logical_and(done < steps, element.has_value())
+
+        def body(done, rows, element):
+            batch_rows, results = self._one_step(element.get_value(), position + done)
+            self._log(results)
+            return done + 1, rows + tf.cast(batch_rows, tf.int64), _next(iterator, done, steps, spec)
+
+        done, rows, _ = tf.while_loop(
+            more, body, (tf.constant(0), tf.constant(0, tf.int64), _first(iterator, steps, spec))
+        )
+        return done, rows, ()
+
+    def _run_eagerly(self, iterator, steps, position):
+        done, rows = 0, 0
+        while done < steps:
+            try:
+                element = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+            batch_rows, results = self._one_step(element, position + done)
+            self._log(results)
+            done += 1
+            rows += int(batch_rows)
+        return done, rows, ()
+
+    # ----------------------------------------------------------------------------- prediction
+
+    def _collect_compiled(self, iterator, steps, position):
+        del position
+        self.traces += 1
+        spec = iterator.element_spec
+        one = compat.compiled(self._joined).get_concrete_function(spec)
+        leaves = tf.nest.flatten(one.structured_outputs, expand_composites=False)
+        if any(not isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+            # Ragged and sparse outputs cannot be stacked in a loop: one step a call.
+            self.one_by_one = True
+            return self._collect_one(iterator, one)
+        arrays = [
+            tf.TensorArray(
+                leaf.dtype,
+                size=0,
+                dynamic_size=True,
+                infer_shape=False,
+                element_shape=tf.TensorShape([None]).concatenate(leaf.shape[1:]),
+            )
+            for leaf in leaves
+        ]
+
+        def more(done, rows, element, *arrays):
+            del rows, arrays
+            return tf.logical_and(done < steps, element.has_value())
+
+        def body(done, rows, element, *arrays):
+            value = element.get_value()
+            outputs = tf.nest.flatten(one(value))
+            arrays = [array.write(done, output) for array, output in zip(arrays, outputs)]
+            rows += tf.cast(value[0], tf.int64)
+            return (done + 1, rows, _next(iterator, done, steps, spec), *arrays)
+
+        done, rows, _, *arrays = tf.while_loop(
+            more,
+            body,
+            (tf.constant(0), tf.constant(0, tf.int64), _first(iterator, steps, spec), *arrays),
+        )
+        outputs = tf.nest.pack_sequence_as(
+            one.structured_outputs, [array.concat() for array in arrays]
+        )
+        return done, rows, outputs
+
+    def _collect_one(self, iterator, one):
+        element = iterator.get_next()
+        return tf.constant(1), tf.cast(element[0], tf.int64), one(element)
+
+    def _collect_eagerly(self, iterator, steps, position):
+        del steps, position
+        try:
+            element = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return 0, 0, None
+        return 1, int(element[0]), self._joined(element)
+
+    def _joined(self, element):
+        """Returns one step's outputs with the rows of all local replicas, in order."""
+        rows, batch = element
+        results = self._engine.replicate(self._step, batch, rows, scratch=self._scratch)
+        return tf.nest.map_structure(lambda *parts: _concat(parts), *results)
+
+
+def _first(iterator, steps, spec):
+    return tf.cond(
+        steps > 0, iterator.get_next_as_optional, lambda: tf.experimental.Optional.empty(spec)
+    )
+
+
+def _next(iterator, done, steps, spec):
+    """Fetches the next batch unless this was the last step of the call."""
+    return tf.cond(
+        done + 1 < steps,
+        iterator.get_next_as_optional,
+        lambda: tf.experimental.Optional.empty(spec),
+    )
+
+
+def _concat(parts):
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, parts)
+    return tf.concat(parts, axis=0)

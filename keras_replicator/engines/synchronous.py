@@ -1,0 +1,223 @@
+"""Synchronous training: one device, several devices of one machine, several workers, a TPU.
+
+A step runs once per replica on its rows of the global batch; one compiled function runs many
+steps a call. With one replica there is no strategy at all.
+"""
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_replicator import compat, replica
+from keras_replicator.data.rows import count_rows, drop_optionals, slice_rows
+from keras_replicator.data.split import Shard
+from keras_replicator.engines.engine import Engine
+from keras_replicator.engines.loops import Loop
+
+
+class SynchronousEngine(Engine):
+    """Steps under `tf.distribute`, or under no strategy where there is one replica.
+
+    Args:
+        strategy: The strategy, or None.
+        device: Name of the device of a single replica, or None for TensorFlow's choice.
+        worker: Number of this worker.
+        num_workers: Workers of the job.
+    """
+
+    def __init__(self, strategy=None, device=None, worker=0, num_workers=1):
+        self.strategy = strategy
+        self.device = device
+        self.worker = worker
+        self.num_workers = num_workers
+        self.num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        count = self.num_replicas // num_workers
+        self.shard = Shard(worker * count, count, self.num_replicas)
+        self.sync_batch_norm = False
+        self._runs = {}
+        self._sums = {}
+
+    @contextlib.contextmanager
+    def scope(self):
+        with self._placement():
+            if self.strategy is None or tf.distribute.get_strategy() is self.strategy:
+                yield
+            else:
+                with self.strategy.scope():
+                    yield
+
+    def _placement(self):
+        if self.strategy is None and self.device is not None:
+            return tf.device(self.device)
+        return contextlib.nullcontext()
+
+    # ------------------------------------------------------------------------------- one step
+
+    def replicate(self, fn, batch=None, rows=None, window=None, scratch=None):
+        """Runs `fn(replica_batch)` on each replica of this worker.
+
+        Args:
+            fn: Function of a batch (of nothing, where `batch` is None).
+            batch: This worker's part of a global batch.
+            rows: Rows of the global batch.
+            window: Where gradients are accumulated, or None.
+            scratch: Entries for `Replica.scratch`.
+
+        Returns:
+            A list with the outputs of this worker's replicas, in order.
+        """
+
+        def on_replica():
+            if self.strategy is None:
+                index = 0
+            else:
+                index = compat.static_replica_id(tf.distribute.get_replica_context())
+            part, part_rows = self._part(batch, rows, index)
+            current = replica.Replica(
+                index=index,
+                num_replicas=self.num_replicas,
+                strategy=self.strategy,
+                rows=part_rows,
+                total_rows=rows,
+                sync_batch_norm=self.sync_batch_norm,
+                window=window,
+            )
+            current.scratch.update(scratch or {})
+            with replica.activate(current):
+                return fn() if batch is None else fn(part)
+
+        if self.strategy is None:
+            with self._placement():
+                return [on_replica()]
+        with _named_mismatch():
+            outputs = self.strategy.run(tf.autograph.experimental.do_not_convert(on_replica))
+        return local_results(self.strategy, outputs)
+
+    def _part(self, batch, rows, index):
+        """Returns `(batch, rows)` of one replica."""
+        if batch is None or rows is None:
+            return batch, rows
+        if self.num_replicas == 1:
+            return drop_optionals(batch), rows
+        begin, end = self.shard.replica_rows(rows, index)
+        with tf.device("CPU:0"):
+            part = slice_rows(batch, begin, end)
+        return part, end - begin
+
+    # --------------------------------------------------------------------------- the interface
+
+    def build(self, step, element_spec, window=None):
+        def trace(element):
+            rows, batch = element
+            current = replica.Replica(rows=rows, total_rows=rows, building=True, window=window)
+            with contextlib.ExitStack() as stack:
+                if self.strategy is not None:
+                    stack.enter_context(tf.distribute.ReplicaContext(self.strategy, 0))
+                stack.enter_context(replica.activate(current))
+                step(drop_optionals(batch))
+
+        with self.scope():
+            compat.compiled(trace).get_concrete_function(element_spec)
+
+    def make_loop(self, step, **options):
+        return Loop(self, step, **options)
+
+    def run(self, fn, inputs, run_eagerly=False):
+        per_replica = [isinstance(value, replica.PerReplica) for value in inputs]
+        for value in inputs:
+            if isinstance(value, replica.PerReplica) and len(value.values) != self.shard.count:
+                raise ValueError(
+                    f"kr.PerReplica must hold one value for each of the {self.shard.count} "
+                    f"replicas of this worker. Received: {len(value.values)} values"
+                )
+        plain = [
+            [tf.nest.map_structure(tf.convert_to_tensor, part) for part in value.values]
+            if own
+            else tf.nest.map_structure(tf.convert_to_tensor, value)
+            for value, own in zip(inputs, per_replica)
+        ]
+        key = (fn, tuple(per_replica), run_eagerly)
+        if key not in self._runs:
+            self._runs[key] = self._make_run(fn, per_replica, run_eagerly)
+        with self.cross_replica():
+            return self._runs[key](*plain)
+
+    def cross_replica(self):
+        """Context in which distributed variables are read and changed as a whole."""
+        return contextlib.nullcontext() if self.strategy is None else self.scope()
+
+    def _make_run(self, fn, per_replica, run_eagerly):
+        def run(*inputs):
+            split = [value for value, own in zip(inputs, per_replica) if not own]
+            rows = None
+            if split:
+                rows = count_rows(split)
+                if not self.shard.is_whole:
+                    split = slice_rows(split, *self.shard.rows(rows))
+
+            def call(part=None):
+                local = replica.current().index - self.shard.first
+                parts = iter(part or ())
+                arguments = [
+                    value[local] if own else next(parts)
+                    for value, own in zip(inputs, per_replica)
+                ]
+                return fn(*arguments)
+
+            return self.replicate(call, split or None, rows)
+
+        if run_eagerly:
+            return run
+        return compat.compiled(run, reduce_retracing=True)
+
+    def read(self, fn):
+        with self.cross_replica():
+            return fn()
+
+    def sum_over_workers(self, arrays):
+        if self.num_workers == 1 or not arrays:
+            return arrays
+        names = sorted(arrays)
+        packed = np.concatenate([np.ravel(arrays[name]) for name in names])
+        outputs = self.run(_sum_first_replica, (replica.PerReplica(
+            [packed] + [np.zeros_like(packed)] * (self.shard.count - 1)
+        ),))
+        total, result, offset = np.asarray(outputs[0]), {}, 0
+        for name in names:
+            size = np.size(arrays[name])
+            result[name] = total[offset : offset + size].reshape(np.shape(arrays[name]))
+            offset += size
+        return result
+
+
+def _sum_first_replica(value):
+    return replica.all_sum(value)
+
+
+def local_results(strategy, outputs):
+    """Returns one nest per replica of this worker."""
+    if strategy is None:
+        return [outputs]
+    flat = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(outputs)]
+    count = len(strategy.extended.worker_devices)
+    return [
+        tf.nest.pack_sequence_as(outputs, [leaf[number] for leaf in flat])
+        for number in range(count)
+    ]
+
+
+@contextlib.contextmanager
+def _named_mismatch():
+    """Names the error of replicas that do not reach the same collectives."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        text = str(error)
+        if "merge_call" not in text or "kr.replica" in text:
+            raise
+        raise RuntimeError(
+            "Some replicas reached a collective of kr.replica (or an optimizer's update) that "
+            "others did not. Every replica must call the same collectives in the same order: do "
+            "not put one under a condition on replica_id()."
+        ) from error

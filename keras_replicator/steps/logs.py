@@ -1,0 +1,118 @@
+"""What a custom step returns, reduced over replicas and steps.
+
+    a keras.metrics.Metric, or its result()   the metric's exact global result
+    a tensor with one entry per row           the mean over all rows
+    a scalar                                  averaged over replicas and steps, weighted by rows
+    kr.replica.Sum(x)                         added up over replicas and steps
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_replicator import replica
+
+
+class StepLogs:
+    """Accumulates the logs of steps in variables that live outside of every strategy.
+
+    `reduce_locally` runs on each replica, `add` once per step across replicas, `read` and `reset`
+    between calls of the compiled loop.
+    """
+
+    def __init__(self):
+        self.metrics = {}  # name -> keras.metrics.Metric
+        self._totals = {}  # name -> variable of shape [2]: sum, weight
+        self.order = []
+        self._extra = None
+
+    def reduce_locally(self, logs):
+        """Splits a step's logs into metrics (remembered) and sums (returned).
+
+        Args:
+            logs: What the step returned for this replica.
+
+        Returns:
+            Dict of float64 tensors of shape [2]: this replica's sum and weight.
+
+        Raises:
+            TypeError: When the step returned no dict.
+        """
+        if logs is None:
+            logs = {}
+        if not isinstance(logs, dict):
+            raise TypeError(
+                "A step must return a dict of logs (it may be empty), such as {'loss': loss}. "
+                f"Received: {logs!r} of type {type(logs).__name__}"
+            )
+        current = replica.current()
+        sums = {}
+        self.order = list(logs)
+        for name, value in logs.items():
+            tagged = current.results.get(id(value))
+            if tagged is not None and tagged[0] is value:
+                value = tagged[1]
+            if isinstance(value, keras.metrics.Metric):
+                self.metrics[name] = value
+            elif isinstance(value, dict):
+                raise TypeError(
+                    f"The log '{name}' is a dict; logs are flat. Received: {name}={value!r}"
+                )
+            else:
+                sums[name] = _sum_and_weight(value, current)
+        return sums
+
+    def add(self, sums):
+        """Adds the sums of one step, already added up over the replicas of this worker."""
+        for name, value in sums.items():
+            if name not in self._totals:
+                with tf.init_scope(), tf.device("CPU:0"):
+                    self._totals[name] = tf.Variable(
+                        tf.zeros((2,), tf.float64), trainable=False, name=f"log_{name}"
+                    )
+            self._totals[name].assign_add(value)
+
+    def reset(self):
+        """Forgets what was added up."""
+        for total in self._totals.values():
+            total.assign(tf.zeros((2,), tf.float64))
+
+    def totals(self):
+        """Returns `{name: array [sum, weight]}` of this worker."""
+        return {name: total.numpy() for name, total in self._totals.items()}
+
+    def values(self, totals, metric_results):
+        """Returns `{name: value}` in the order in which the step returned them.
+
+        Args:
+            totals: What `totals` returned, added up over workers.
+            metric_results: `{name: result}` of `self.metrics`.
+        """
+        values = {}
+        for name in self.order:
+            if name in self.metrics:
+                values[name] = metric_results[name]
+            elif name in totals:
+                total, weight = totals[name]
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    values[name] = np.float64(total) / weight if weight >= 0 else float(total)
+        return values
+
+
+def _sum_and_weight(value, current):
+    """Returns [sum, weight]; a weight of -1 marks values that are added up."""
+    if isinstance(value, replica.Sum):
+        total = tf.reduce_sum(tf.cast(value.value, tf.float64))
+        # A negative weight never cancels: totals of weights only add up.
+        return tf.stack([total, tf.constant(-1.0, tf.float64)])
+    value = tf.cast(tf.convert_to_tensor(value), tf.float64)
+    rows = tf.constant(1.0, tf.float64) if current.rows is None else tf.cast(
+        current.rows, tf.float64
+    )
+    if value.shape.rank == 0:
+        total = tf.math.multiply_no_nan(value, rows)
+    else:
+        per_row = tf.reduce_mean(value, axis=list(range(1, value.shape.rank)))
+        total = tf.reduce_sum(per_row)
+        rows = tf.cast(tf.size(per_row), tf.float64)
+    return tf.stack([total, rows])

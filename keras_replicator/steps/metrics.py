@@ -1,0 +1,142 @@
+"""Keras metrics, exact over all rows.
+
+Keras' own metrics add up per-row terms: each replica updates a state of its own, and a reader gets
+the sum over replicas. A metric whose `update_state` (or function) is the user's may do anything
+with its state (a maximum, an int, whole-batch statistics), so it is updated with the rows of all
+replicas, alike on each of them.
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_replicator import compat, replica
+
+_GLOBAL_BATCH = "_keras_replicator_on_global_batch"
+_PREPARED = "_keras_replicator_prepared"
+
+
+def on_global_batch(metric):
+    """Updates a metric with the rows of all replicas at once.
+
+    For metrics that look at their whole batch (a per-batch ratio, a rank statistic). Metrics
+    that are not Keras' own are treated like this without being asked to.
+
+    Args:
+        metric: A `keras.metrics.Metric`, or a function `fn(y_true, y_pred)`.
+
+    Returns:
+        A metric, marked.
+
+    Example:
+
+    >>> import keras, keras_replicator as kr
+    >>> metric = kr.on_global_batch(keras.metrics.MeanSquaredError())
+    """
+    if not isinstance(metric, keras.metrics.Metric):
+        metric = keras.metrics.MeanMetricWrapper(metric, name=getattr(metric, "__name__", None))
+    setattr(metric, _GLOBAL_BATCH, True)
+    return metric
+
+
+def copy_mark(source, target):
+    """Carries the mark of `on_global_batch` over to a copy of the metric."""
+    if getattr(source, _GLOBAL_BATCH, False):
+        setattr(target, _GLOBAL_BATCH, True)
+
+
+def needs_global_batch(metric):
+    """Whether a metric is updated with the rows of all replicas."""
+    if getattr(metric, _GLOBAL_BATCH, False):
+        return True
+    function = compat.is_wrapped_function(metric)
+    if function is not None and not _is_keras(function):
+        return True
+    return not all(
+        _is_keras(owner) for owner in type(metric).__mro__ if "update_state" in vars(owner)
+    )
+
+
+def _is_keras(thing):
+    return (getattr(thing, "__module__", None) or "").split(".")[0] == "keras"
+
+
+def prepare(metrics):
+    """Makes metrics of models ready for steps on several replicas.
+
+    Args:
+        metrics: Metrics whose variables exist and were made in the strategy's scope.
+    """
+    for metric in metrics:
+        if getattr(metric, _PREPARED, False):
+            continue
+        setattr(metric, _PREPARED, True)
+        _tag_results(metric)
+        if needs_global_batch(metric):
+            for variable in metric.variables:
+                compat.mark_first_replica_only(variable)
+            _update_with_all_rows(metric)
+
+
+def _tag_results(metric):
+    """Remembers which metric a result came from, so that a logged result is the global one."""
+    original = metric.result
+
+    def result(*args, **kwargs):
+        value = original(*args, **kwargs)
+        current = replica.current()
+        if current is not None and isinstance(value, tf.Tensor):
+            current.results[id(value)] = (value, metric)
+        return value
+
+    metric.result = result
+
+
+def _update_with_all_rows(metric):
+    original = metric.update_state
+
+    def update_state(*args, **kwargs):
+        current = replica.current()
+        if current is None or not current.distributed or current.building:
+            return original(*args, **kwargs)
+        try:
+            args, kwargs = keras.tree.map_structure(_gather_rows, (args, kwargs))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"The metric '{metric.name}' is computed on the rows of all replicas, and its "
+                "inputs cannot be gathered (strings, ragged and sparse tensors cannot). Give it "
+                f"dense numbers. Received: {args} {kwargs}"
+            ) from error
+        return original(*args, **kwargs)
+
+    metric.update_state = update_state
+
+
+def _gather_rows(value):
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    tensor = tf.convert_to_tensor(value)
+    if tensor.shape.rank == 0:
+        return replica.all_gather(tensor) if tensor is value else value
+    mask = compat.get_mask(value)
+    gathered = replica.all_gather(tensor, axis=0)
+    if mask is not None:
+        gathered._keras_mask = replica.all_gather(mask, axis=0)
+    return gathered
+
+
+@compat.around("update_mean")
+def _weigh_scalars(original, metric, values, sample_weight=None):
+    """A scalar is a mean over this replica's rows: it counts with their share."""
+    current = replica.current()
+    if current is None or not current.distributed or current.building or current.rows is None:
+        return original(metric, values, sample_weight)
+    values = tf.convert_to_tensor(values) if not isinstance(values, tf.Tensor) else values
+    if values.shape.rank != 0:
+        return original(metric, values, sample_weight)
+    values = tf.where(current.rows > 0, values, tf.zeros_like(values))
+    if sample_weight is not None and metric is current.scratch.get("loss_tracker"):
+        return original(metric, values, sample_weight)
+    share = current.weight(tf.float32)
+    if sample_weight is not None:
+        share = share * tf.cast(sample_weight, tf.float32)
+    return original(metric, values, share)

@@ -1,0 +1,222 @@
+"""An optimizer's `apply` inside a step: reduce, then unscale, clip and update.
+
+The order is that of the contract: local gradients -> average over replicas, weighted by rows ->
+unscale and finite check (one decision for all) -> clip -> update. Keras clips before it reduces;
+here the whole gradient is reduced at the entrance of `apply`, and everything behind it runs as on
+one device, on each replica's own copy of the variables.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from keras_replicator import compat, replica
+
+
+class GradientWindow:
+    """Collects gradients over several steps; one reduction and one update close the window.
+
+    Args:
+        steps: How many steps make one update.
+        scope: Context in which accumulators are made (the strategy's scope).
+    """
+
+    def __init__(self, steps, scope):
+        self.steps = steps
+        self.scope = scope
+        self.slots = {}  # id of the optimizer -> (optimizer, variables, accumulators)
+        self.rows = None
+
+    def prepare(self, optimizer, variables):
+        """Makes the accumulators of an optimizer once."""
+        if id(optimizer) in self.slots:
+            return
+        with tf.init_scope(), self.scope():
+            if self.rows is None:
+                self.rows = keras.Variable(0.0, trainable=False, name="accumulated_rows")
+            accumulators = [
+                keras.Variable(
+                    tf.zeros(variable.shape, variable.dtype),
+                    trainable=False,
+                    name=f"accumulated_{variable.name}",
+                )
+                for variable in variables
+            ]
+        self.slots[id(optimizer)] = (optimizer, list(variables), accumulators)
+
+    def add(self, optimizer, gradients, variables):
+        """Adds local gradients, weighted by this replica's rows."""
+        current = replica.current()
+        self.prepare(optimizer, variables)
+        _, known, accumulators = self.slots[id(optimizer)]
+        by_variable = {id(v): a for v, a in zip(known, accumulators)}
+        rows = tf.cast(current.rows, tf.float32)
+        for gradient, variable in zip(gradients, variables):
+            if gradient is None:
+                continue
+            gradient = tf.convert_to_tensor(gradient)
+            accumulator = by_variable[id(variable)]
+            accumulator.assign(
+                accumulator
+                + tf.math.multiply_no_nan(gradient, tf.cast(rows, gradient.dtype))
+            )
+
+    def add_rows(self):
+        """Counts the rows of one step."""
+        self.rows.assign(self.rows + tf.cast(replica.current().total_rows, tf.float32))
+
+    def close(self):
+        """Reduces what was collected, updates, and starts an empty window."""
+        current = replica.current()
+        for optimizer, variables, accumulators in self.slots.values():
+            means = [
+                tf.math.divide_no_nan(
+                    compat.local_copy(a).read_value(),
+                    tf.cast(compat.local_copy(self.rows).read_value(), a.dtype),
+                )
+                for a in accumulators
+            ]
+            _update(optimizer, current.reduce_sum(means), variables)
+            for accumulator in accumulators:
+                accumulator.assign(tf.zeros_like(compat.local_copy(accumulator)))
+        self.rows.assign(0.0)
+
+
+def _apply(original, optimizer, grads, trainable_variables=None):
+    current = replica.current()
+    if current is None or current.applying:
+        return original(optimizer, grads, trainable_variables)
+    grads = list(grads)
+    variables = list(
+        compat.known_variables(optimizer) if trainable_variables is None else trainable_variables
+    )
+    if current.building:
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(variables)
+        if current.window is not None:
+            current.window.prepare(optimizer, variables)
+        return None
+    _check_reducible(optimizer, variables, current)
+    if current.window is not None:
+        current.window.add(optimizer, grads, variables)
+        return None
+    _update(optimizer, _average(grads, current), variables)
+    return None
+
+
+compat.around("apply")(_apply)
+compat.around("apply_scaled")(_apply)
+
+
+def _update(optimizer, gradients, variables):
+    """Runs the optimizer's own `apply` on gradients that are equal on all replicas."""
+    current = replica.current()
+    current.applying = True
+    try:
+        with _without_own_accumulation(optimizer):
+            optimizer.apply(gradients, variables)
+    finally:
+        current.applying = False
+
+
+@contextlib.contextmanager
+def _without_own_accumulation(optimizer):
+    """Keras' accumulation averages batches, not rows, and cannot be reduced under a condition."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    steps, inner.gradient_accumulation_steps = inner.gradient_accumulation_steps, None
+    try:
+        yield
+    finally:
+        inner.gradient_accumulation_steps = steps
+
+
+def _average(gradients, current):
+    """Averages gradients over replicas, weighted by rows, in one packed reduction."""
+    if not current.distributed:
+        return gradients
+    present = [g for g in gradients if g is not None]
+    weighted = [_weigh(g, current.weight(g.dtype)) for g in present]
+    reduced = iter(current.reduce_sum(weighted))
+    return [None if g is None else next(reduced) for g in gradients]
+
+
+def _weigh(gradient, weight):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.math.multiply_no_nan(gradient.values, weight),
+            gradient.indices,
+            gradient.dense_shape,
+        )
+    return tf.math.multiply_no_nan(gradient, weight)
+
+
+def _check_reducible(optimizer, variables, current):
+    if not current.distributed:
+        return
+    for owner, variable in [("optimizer", optimizer.iterations)] + [
+        ("variable", v) for v in variables
+    ]:
+        if not compat.is_distributed(variable):
+            raise ValueError(
+                f"The {owner} '{getattr(optimizer if owner == 'optimizer' else variable, 'name', '?')}' "
+                "was made outside of the trainer, so each replica would change the same copy of it. "
+                "Build it in the function that is passed to ReplicatedTrainer, or pass it to "
+                "trainer.compile(...)."
+            )
+
+
+# ------------------------------------------------- behind the reduction: as on one device
+
+
+def _inside(current):
+    return current is not None and current.distributed and not current.building
+
+
+@compat.around("update_step")
+def _update_local_copies(original, optimizer, grads, trainable_variables, learning_rate):
+    if not _inside(replica.current()):
+        return original(optimizer, grads, trainable_variables, learning_rate)
+    for gradient, variable in zip(grads, trainable_variables):
+        optimizer.update_step(gradient, compat.local_copy(variable), learning_rate)
+    return None
+
+
+@compat.around("weight_decay")
+def _decay_local_copies(original, optimizer, variables):
+    if not _inside(replica.current()):
+        return original(optimizer, variables)
+    for variable in variables:
+        if compat.decays(optimizer, variable):
+            rate = tf.cast(optimizer.learning_rate, variable.dtype)
+            decay = tf.cast(optimizer.weight_decay, variable.dtype)
+            copy = compat.local_copy(variable)
+            copy.assign_sub(copy * decay * rate)
+    return None
+
+
+@compat.around("overwrite_with_average")
+def _overwrite_local_copies(original, optimizer, trainable_variables):
+    if not _inside(replica.current()):
+        return original(optimizer, trainable_variables)
+    for variable, average in zip(trainable_variables, compat.moving_averages(optimizer)):
+        compat.local_copy(variable).assign(compat.local_copy(average))
+    return None
+
+
+@compat.around("tf_apply_scaled")
+def _apply_scaled_locally(original, optimizer, grads, trainable_variables=None):
+    if replica.current() is None:
+        return original(optimizer, grads, trainable_variables)
+    return compat.apply_with_finite_check(optimizer, grads, trainable_variables)
+
+
+def _local_assign(original, optimizer, variable, value):
+    if _inside(replica.current()):
+        variable = compat.local_copy(variable)
+    return original(optimizer, variable, value)
+
+
+for _name in ("optimizer_assign", "optimizer_assign_add", "optimizer_assign_sub"):
+    compat.around(_name)(_local_assign)

@@ -1,0 +1,23 @@
+"""Replicas draw different random numbers from one and the same generator state.
+
+A `keras.random.SeedGenerator` keeps its state equal on all replicas (it advances in step), and the
+number of the replica is folded into each seed that is drawn. Replica 0 draws what one device
+draws, and the state carries over to any number of replicas.
+"""
+
+import tensorflow as tf
+
+from keras_replicator import compat, replica
+
+# An odd constant (the golden ratio in 32 bits) spreads consecutive replicas over the seed space.
+_SPREAD = 0x9E3779B9
+
+
+@compat.around("next_seed")
+def _fold_in_replica(original, generator, *args, **kwargs):
+    seed = original(generator, *args, **kwargs)
+    current = replica.current()
+    if current is None or not current.distributed or current.building:
+        return seed
+    offset = tf.cast(tf.cast(current.index, tf.int64) * _SPREAD, seed.dtype)
+    return seed + tf.stack([offset, tf.zeros_like(offset)])
