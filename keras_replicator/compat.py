@@ -239,6 +239,12 @@ def loss_tracker(model):
     return getattr(model, "_loss_tracker", None)
 
 
+def loss_trackers(model):
+    """Returns the metrics in which Keras collects the total loss and that of each output."""
+    trackers = [] if loss_tracker(model) is None else [loss_tracker(model)]
+    return trackers + (list(compile_loss(model).metrics) if compile_loss(model) else [])
+
+
 def compile_loss(model):
     """Returns the compiled loss container of a model, or None."""
     return getattr(model, "_compile_loss", None)
@@ -509,3 +515,15 @@ def compiled(function, **options):
     result = tf.function(function, autograph=False, **options)
     result._omit_frequent_tracing_warning = True
     return result
+
+
+def _let_distributed_variables_be_numbers():
+    """Gives distributed variables `int()` and `float()`, which plain variables have."""
+    from tensorflow.python.distribute.values import DistributedVariable
+
+    for name, convert in (("__int__", int), ("__float__", float), ("__index__", int)):
+        if not hasattr(DistributedVariable, name):
+            setattr(DistributedVariable, name, lambda self, convert=convert: convert(self.numpy()))
+
+
+_let_distributed_variables_be_numbers()

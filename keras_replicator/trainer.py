@@ -390,7 +390,7 @@ class ReplicatedTrainer:
                 add=logs.add if custom and phase != "predict" else None,
                 collect=phase == "predict",
                 window=window,
-                scratch={"loss_tracker": compat.loss_tracker(self._host)},
+                scratch={"model": self._host},
                 run_eagerly=self._run_eagerly_now(),
             )
             self._loops[phase].logs = logs if custom else None

@@ -5,7 +5,14 @@ import re
 from collections.abc import Mapping
 
 from keras_replicator.cluster.cluster import Cluster, ClusterError
-from keras_replicator.cluster.variables import check_port, quote, read_base_port, read_int, require
+from keras_replicator.cluster.variables import (
+    PORTS_PER_JOB,
+    check_port,
+    quote,
+    read_base_port,
+    read_int,
+    require,
+)
 
 # What every task of a step carries. The batch script has SLURM_PROCID, too, but none of the step's.
 VARIABLES = (
@@ -25,8 +32,8 @@ FIX = "Start the script with srun, or outside of Slurm unset its variables."
 def read(environ: Mapping[str, str]) -> Cluster | None:
     """Returns the tasks of this `srun` step; None for one task, a batch script, a `salloc` shell.
 
-    Several tasks of a node listen on consecutive ports, the first of which the job id picks
-    (KERAS_REPLICATOR_PORT overrides it).
+    Tasks listen on consecutive ports, the first of which the job id picks (KERAS_REPLICATOR_PORT
+    overrides it).
     """
     if not _is_task_of_step(environ):
         return None
@@ -45,12 +52,15 @@ def read(environ: Mapping[str, str]) -> Cluster | None:
             f"Slurm's variables contradict each other: task {rank} of {num_tasks}, {len(nodes)} "
             f"nodes, {sum(per_node)} tasks on {len(per_node)} nodes. {quote(environ, names)} {FIX}"
         )
-    placed = place_tasks(per_node, environ.get("SLURM_DISTRIBUTION", "block"))
+    placed = place_tasks(per_node, _read_distribution(environ))
     _check_own_place(environ, placed[rank])
     base = read_base_port(environ, _number_job(environ))
+    # Small jobs count by rank, for nodes that share a machine; large ones stay in their range.
+    offsets = range(num_tasks) if num_tasks <= PORTS_PER_JOB else [local for _, local in placed]
     return Cluster(
         worker=tuple(
-            f"{nodes[node]}:{check_port(environ, base + local)}" for node, local in placed
+            f"{nodes[node]}:{check_port(environ, base + offset)}"
+            for (node, _), offset in zip(placed, offsets, strict=True)
         ),
         task_type="worker",
         task_index=rank,
@@ -143,11 +153,10 @@ def place_tasks(per_node: list[int], distribution: str = "block") -> list[tuple[
 
     Args:
         per_node: The number of tasks of each node.
-        distribution: `srun --distribution`; "cyclic" deals tasks out node by node, everything else
-            fills one node after the other.
+        distribution: "block" fills one node after the other, "cyclic" deals tasks out.
     """
     block = [(node, local) for node, count in enumerate(per_node) for local in range(count)]
-    if not distribution.startswith("cyclic"):
+    if distribution == "block":
         return block
     return sorted(block, key=lambda place: (place[1], place[0]))
 
@@ -160,6 +169,18 @@ def _is_task_of_step(environ):
     return not (
         environ.get("SLURM_STEP_ID") and read_int(environ, "SLURM_STEP_ID") >= FIRST_SPECIAL_STEP
     )
+
+
+def _read_distribution(environ):
+    # What follows the colon is about the cores of a node.
+    distribution = re.split(r"[:,]", environ.get("SLURM_DISTRIBUTION") or "block")[0]
+    if distribution not in ("block", "cyclic"):
+        raise ClusterError(
+            "Which task runs on which node can be told for block and cyclic distributions only. "
+            f"{quote(environ, ['SLURM_DISTRIBUTION'])} Start the script with srun "
+            "--distribution=block."
+        )
+    return distribution
 
 
 def _check_own_place(environ, place):

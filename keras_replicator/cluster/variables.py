@@ -25,7 +25,7 @@ def require(environ: Mapping[str, str], names: Iterable[str], what: str, fix: st
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise ClusterError(
-            f"{what}, but {' and '.join(missing)} {verb} not set. {quote(environ, names)} {fix}"
+            f"{what}, but {', '.join(missing)} {verb} not set. {quote(environ, names)} {fix}"
         )
 
 

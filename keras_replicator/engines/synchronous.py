@@ -199,8 +199,10 @@ def local_results(strategy, outputs):
     """Returns one nest per replica of this worker."""
     if strategy is None:
         return [outputs]
-    flat = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(outputs)]
     count = len(strategy.extended.worker_devices)
+    flat = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(outputs)]
+    # What is one and the same object on every replica (None, a Python number) comes back once.
+    flat = [leaf if len(leaf) == count else leaf * count for leaf in flat]
     return [
         tf.nest.pack_sequence_as(outputs, [leaf[number] for leaf in flat])
         for number in range(count)

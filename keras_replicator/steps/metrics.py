@@ -130,11 +130,16 @@ def _weigh_scalars(original, metric, values, sample_weight=None):
     current = replica.current()
     if current is None or not current.distributed or current.building or current.rows is None:
         return original(metric, values, sample_weight)
-    values = tf.convert_to_tensor(values) if not isinstance(values, tf.Tensor) else values
+    if not isinstance(values, tf.Tensor):
+        values = tf.convert_to_tensor(values, tf.as_dtype(metric.dtype))
+    model = current.scratch.get("model")
+    tracks_loss = model is not None and metric in compat.loss_trackers(model)
     if values.shape.rank != 0:
+        # A loss without reduction carries 1 / share in each entry, see steps/losses.py.
+        values = values * current.weight(values.dtype) if tracks_loss else values
         return original(metric, values, sample_weight)
     values = tf.where(current.rows > 0, values, tf.zeros_like(values))
-    if sample_weight is not None and metric is current.scratch.get("loss_tracker"):
+    if tracks_loss and sample_weight is not None:
         return original(metric, values, sample_weight)
     share = current.weight(tf.float32)
     if sample_weight is not None:

@@ -21,13 +21,13 @@ def train_step(model, batch, jit_compile=False):
         jit_compile: Whether XLA compiles forward and backward pass.
     """
     x, y, sample_weight = compat.unpack(batch)
-    weights = model.trainable_weights
 
     def forward_and_backward():
         with tf.GradientTape() as tape:
             y_pred = compat.call_model(model, x, training=True)
             loss = compat.compute_loss(model, x, y, y_pred, sample_weight, training=True)
             scaled = loss if model.optimizer is None else model.optimizer.scale_loss(loss)
+        weights = model.trainable_weights  # an unbuilt model has them from here on
         return y_pred, loss, tape.gradient(scaled, weights) if weights else []
 
     if jit_compile and not replica.current().building:
@@ -41,8 +41,8 @@ def train_step(model, batch, jit_compile=False):
     else:
         y_pred, loss, gradients = forward_and_backward()
     track_loss(model, x, loss)
-    if weights:
-        model.optimizer.apply_gradients(zip(gradients, weights))
+    if gradients:
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
     elif replica.current().index == 0:
         warnings.warn("The model does not have any trainable weights.", stacklevel=2)
     return update_metrics(model, x, y, y_pred, sample_weight)
