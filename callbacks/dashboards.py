@@ -2,8 +2,6 @@
 
 import re
 
-from tensorboard.plugins.custom_scalar import layout_pb2, summary
-
 _SCALING = {
     "rows_per_second": "rows per second",
     "rows_per_second_per_replica": "rows per second and replica",
@@ -49,6 +47,9 @@ def dashboards(names):
 
 def dashboards_summary(names):
     """Returns a serialized summary that makes TensorBoard show `dashboards(names)`."""
+    # Imported here: only who writes dashboards waits for TensorBoard.
+    from tensorboard.plugins.custom_scalar import layout_pb2, summary
+
     layout = layout_pb2.Layout(
         category=[
             layout_pb2.Category(

@@ -38,8 +38,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         plan: `trainer.plan`; None leaves it to the trainer to tell it.
         hparams: dict of names to numbers, booleans or strings, or None.
         images: dict of names to functions `fn(epoch)` that return images `[n, height, width, 1 or
-            3]` in 0 to 1, drawn as one grid at each epoch's end. They run on every worker, so they may
-            use the trainer.
+            3]` in 0 to 1, drawn as one grid at each epoch's end. They run on every worker, so
+            they may use the trainer.
         one_replica: rows per second of one replica alone, for the scaling efficiency, or None.
         histogram_freq: as in Keras.
         write_graph: as in Keras.

@@ -1,8 +1,8 @@
 """Trains a small convolutional network on real images, on every device of this machine.
 
-    python examples/quickstart.py                                       # handwritten digits, all devices
-    python examples/quickstart.py --replicas 4                          # the same numbers, on 4 replicas
-    python examples/quickstart.py --dataset fashion_mnist --epochs 3    # or another tfds name
+    python examples/quickstart.py                                     # digits, all devices
+    python examples/quickstart.py --replicas 4                        # the same numbers
+    python examples/quickstart.py --dataset fashion_mnist --epochs 3  # or another tfds name
 
 The lines that make it replicated are `kr.ReplicatedTrainer(...)` and what is called on it; the
 rest is plain Keras. Started as several workers (TF_CONFIG, Slurm, `keras-replicator launch`), the
@@ -71,7 +71,7 @@ def test_data(builder, batch_size):
     return builder.as_dataset(split="test", as_supervised=True).batch(batch_size).cache()
 
 
-def train(dataset="digits", replicas=None, batch_size=64, epochs=20, logdir="logs/quickstart"):
+def train(dataset="digits", replicas=None, batch_size=64, epochs=15, logdir="logs/quickstart"):
     """Trains, evaluates and prints the result.
 
     Args:
@@ -131,7 +131,7 @@ def main():
     parser.add_argument("--dataset", default="digits", help="digits, or a name that tfds knows")
     parser.add_argument("--replicas", type=int, help="devices to use (default: all)")
     parser.add_argument("--batch-size", type=int, default=64, help="rows over all replicas")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--logdir", default="logs/quickstart", help="folder for TensorBoard")
     train(**vars(parser.parse_args()))
 

@@ -527,3 +527,65 @@ def _let_distributed_variables_be_numbers():
 
 
 _let_distributed_variables_be_numbers()
+
+
+# ------------------------------------------------------------------------------ several workers
+
+
+def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
+    """Returns a `MultiWorkerMirroredStrategy` that uses several logical CPUs per worker.
+
+    Args:
+        num_cpus: Logical CPUs of this worker, which count where there is no GPU.
+        peer_timeout: Seconds without a heartbeat until a worker counts as lost.
+        start_timeout: Seconds that a worker waits for the others at the start.
+        jobs: Dict of the number of tasks per role ("chief", "worker").
+        leader: Name of the task that leads, such as "/job:worker/replica:0/task:0".
+    """
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.distribute import collective_all_reduce_strategy as module
+    from tensorflow.python.eager import context
+
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=leader,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=name, num_tasks=count)
+            for name, count in jobs.items()
+        ],
+        cluster_register_timeout_in_ms=int(start_timeout * 1000),
+        heartbeat_timeout_in_ms=int(peer_timeout * 1000),
+    )
+    extended = module.CollectiveAllReduceExtended
+    original = extended._initialize_local_devices
+
+    def with_all_cpus(self, cluster_resolver, worker_device):
+        devices, kind = original(self, cluster_resolver, worker_device)
+        if kind == "CPU":
+            devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(num_cpus))
+        return devices, kind
+
+    extended._initialize_local_devices = with_all_cpus
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                bytes_per_pack=0,
+                implementation=tf.distribute.experimental.CommunicationImplementation.AUTO,
+            )
+        )
+    finally:
+        extended._initialize_local_devices = original
+
+
+def set_shared_value(key, value):
+    """Stores a string that every worker of the job can read."""
+    from tensorflow.python.eager import context
+
+    context.context().set_config_key_value(key, value)
+
+
+def get_shared_value(key, timeout):
+    """Waits up to `timeout` seconds for a string that a worker has stored."""
+    from tensorflow.python.eager import context
+
+    return context.context().get_config_key_value(key, timeout_in_ms=int(timeout * 1000))

@@ -33,6 +33,22 @@ class Hardware:
         return self.tpus + self.gpus + self.cpus
 
 
+def configured_hardware():
+    """Returns the `Hardware` that this process will have, without starting TensorFlow's devices.
+
+    Several workers need it: their strategy must be made before anything else starts TensorFlow.
+    """
+    cpus = 0
+    for physical in tf.config.list_physical_devices("CPU"):
+        cpus += len(tf.config.get_logical_device_configuration(physical) or [None])
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    return Hardware(
+        cpus=tuple(f"CPU:{number}" for number in range(cpus)),
+        gpus=tuple(f"GPU:{number}" for number in range(gpus)),
+        simulated=cpus > 1,
+    )
+
+
 def detect_hardware():
     """Returns the `Hardware` of this machine. Starts TensorFlow's devices."""
     found = {"CPU": [], "GPU": [], "TPU": []}

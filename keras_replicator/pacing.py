@@ -52,7 +52,7 @@ def batch_interval(callback, phase="train"):
     if isinstance(callback, keras.callbacks.TensorBoard) and _keeps_batch_hooks(callback):
         if phase != "train":
             return None
-        if callback.profile_batch or callback.update_freq == "batch":
+        if getattr(callback, "profile_batch", 0) or callback.update_freq == "batch":
             return 1
         return None if callback.update_freq == "epoch" else int(callback.update_freq)
     base = keras.callbacks.Callback

@@ -95,7 +95,9 @@ class Replica:
         self._check_collective()
         context = tf.distribute.get_replica_context()
         with _named_errors():
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+            return context.all_reduce(
+                tf.distribute.ReduceOp.SUM, [_placed(tensor) for tensor in tensors]
+            )
 
     def gather(self, tensor, axis):
         """Concatenates a tensor of rank >= 1 over replicas. Not differentiable by itself."""
@@ -104,7 +106,7 @@ class Replica:
         self._check_collective()
         context = tf.distribute.get_replica_context()
         with _named_errors():
-            return context.all_gather(tensor, axis=axis)
+            return context.all_gather(_placed(tensor), axis=axis)
 
     def _check_collective(self):
         if self.in_compiled_forward:
@@ -118,6 +120,13 @@ class Replica:
                 "A collective of kr.replica was called in cross-replica context. Call it inside of "
                 "a step, or by `trainer.run(fn)`."
             )
+
+
+def _placed(tensor):
+    """Puts a tensor that has no device yet (an argument of a function) on this replica's."""
+    if isinstance(tensor, tf.Tensor) and not tensor.device:
+        return tf.identity(tensor)
+    return tensor
 
 
 class CollectiveInCompiledForward(ValueError):

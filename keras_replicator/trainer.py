@@ -17,7 +17,8 @@ from keras_replicator.cluster import check_expected_workers, detect_cluster
 from keras_replicator.data.rows import count_rows
 from keras_replicator.data.sources import make_source
 from keras_replicator.engines.factory import make_engine
-from keras_replicator.hardware import detect_hardware, short_name
+from keras_replicator.epochs import Hooks, WindowPosition, run_epoch
+from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
 from keras_replicator.model_group import ModelGroup
 from keras_replicator.pacing import Pacing
 from keras_replicator.steps import metrics as step_metrics
@@ -94,7 +95,9 @@ class ReplicatedTrainer:
         self.peer_timeout = peer_timeout
         self.start_timeout = start_timeout
         self._seed = seed
-        self._plan, self._engine = _make(strategy, devices, expected_workers)
+        self._plan, self._engine = _make(
+            strategy, devices, expected_workers, peer_timeout, start_timeout
+        )
         self._train_step = train_step
         self._test_step = test_step
         self._predict_step = predict_step
@@ -109,7 +112,7 @@ class ReplicatedTrainer:
         self._compiled = False
         self._optimizers = {}
         self._loops = {}
-        self._position = 0
+        self._window = WindowPosition(1)
         self._training = False
         self._shuffle_seed = seed if seed is not None else int(np.random.randint(2**31))
         self.history = None
@@ -277,7 +280,7 @@ class ReplicatedTrainer:
         self._accumulation = self._resolve_accumulation(gradient_accumulation_steps)
         self._compiled = True
         self._loops = {}
-        self._position = 0
+        self._window = WindowPosition(self._accumulation)
         self._route_predictions()
         self._plan = self._plan.with_details(**self._describe())
 
@@ -559,13 +562,13 @@ class ReplicatedTrainer:
         callbacks = compat.callback_list(
             callbacks,
             add_history=True,
-            add_progbar=verbose != 0,
-            verbose=verbose,
+            add_progbar=verbose != 0 and self._plan.is_chief,
+            verbose=verbose if self._plan.is_chief else 0,
             epochs=epochs,
             steps=stream.steps_per_epoch,
             model=self._host,
         )
-        with self._weights_go_home():
+        with self._weights_go_home(), self._engine.named_losses():
             self._training = True
             try:
                 self._fit_epochs(
@@ -579,55 +582,45 @@ class ReplicatedTrainer:
     def _fit_epochs(
         self, loop, stream, validation, callbacks, epochs, initial_epoch, validation_freq
     ):
-        host = self._host
-        host.stop_training = False
+        host, engine = self._host, self._engine
         pacing = Pacing(self._steps_per_execution, compat.callbacks_of(callbacks))
         reader = _LogReader(self, loop)
+        hooks = Hooks("train", callbacks, host, reader.read, self._looked_at(callbacks, pacing))
         compat.reset_initial_epoch(host)
         callbacks.on_train_begin()
-        logs = None
-        total_steps = 0
+        logs, made = None, 0
         for epoch in range(compat.take_initial_epoch(host) or initial_epoch, epochs):
             reader.reset()
             callbacks.on_epoch_begin(epoch)
             stream.begin_epoch(epoch)
-            step, rows_seen, batch_logs = 0, 0, {}
-            while stream.steps_per_epoch is None or step < stream.steps_per_epoch:
-                remaining = None if stream.steps_per_epoch is None else stream.steps_per_epoch - step
-                wanted = stream.available(pacing.begin(total_steps, remaining))
-                callbacks.on_train_batch_begin(step)
-                done, rows, _ = loop(stream.iterator, wanted, self._position)
-                stream.consumed(done)
-                pacing.end(done)
-                if done:
-                    step, rows_seen, total_steps = step + done, rows_seen + rows, total_steps + done
-                    self._position = (self._position + done) % self._accumulation
-                    if _someone_looks(callbacks, pacing):
-                        batch_logs = reader.read()
-                    callbacks.on_train_batch_end(step - 1, batch_logs)
-                if host.stop_training:
-                    break
-                if done < wanted and not stream.ended(step):
-                    break
-            self._flush(loop)
+            steps, rows = run_epoch(
+                engine, loop, stream, pacing, hooks, made=made, window=self._window
+            )
+            made += steps
+            self._window.flush(loop)
             logs = reader.read()
             stream.end_epoch()
             if validation is not None and compat.should_eval(host, epoch, validation_freq):
-                results = self._evaluate(validation, callbacks, epoch)
+                results = self._evaluate(validation, callbacks)
                 logs.update({f"val_{name}": value for name, value in results.items()})
             for callback in compat.callbacks_of(callbacks):
-                callback.params.update(rows_seen=rows_seen, num_replicas=self.num_replicas)
+                if callback.params is not None:
+                    callback.params.update(rows_seen=rows, num_replicas=self.num_replicas)
             callbacks.on_epoch_end(epoch, logs)
-            if host.stop_training:
+            if engine.agree(0, hooks.stopped())[1]:
+                hooks.stop()
                 break
         self._finalize_optimizers(epochs)
         callbacks.on_train_end(logs=logs)
+        engine.agree(0, False)  # nobody leaves while others still need it
 
-    def _flush(self, loop):
-        """An epoch's last window is an update of its own."""
-        if self._position:
-            loop.close_window()
-            self._position = 0
+    def _looked_at(self, callbacks, pacing):
+        """Whether some worker's callbacks want the logs of each call."""
+        progress = any(
+            isinstance(callback, keras.callbacks.ProgbarLogger) and callback.verbose not in (0, 2)
+            for callback in compat.callbacks_of(callbacks)
+        )
+        return self._engine.agree(0, pacing.watched or progress)[1]
 
     def _finalize_optimizers(self, epochs):
         if epochs <= 0:
@@ -671,43 +664,27 @@ class ReplicatedTrainer:
         )
         callbacks = compat.callback_list(
             callbacks,
-            add_progbar=verbose != 0,
-            verbose=verbose,
+            add_progbar=verbose != 0 and self._plan.is_chief,
+            verbose=verbose if self._plan.is_chief else 0,
             epochs=1,
             steps=stream.steps_per_epoch,
             model=self._host,
         )
-        with self._keeping_training_state():
+        with self._keeping_training_state(), self._engine.named_losses():
             logs = compat.pythonify(self._evaluate(stream, callbacks))
         if return_dict:
             return logs
         return compat.flatten_metrics_in_order(self._host, logs)
 
-    def _evaluate(self, stream, callbacks, epoch=0):
+    def _evaluate(self, stream, callbacks):
         loop = self._loop("test", stream.source.element_spec)
-        self._host.stop_evaluating = False
         pacing = Pacing(self._steps_per_execution, compat.callbacks_of(callbacks), "test")
         reader = _LogReader(self, loop)
+        hooks = Hooks("test", callbacks, self._host, reader.read, self._looked_at(callbacks, pacing))
         callbacks.on_test_begin()
         reader.reset()
         stream.begin_epoch(0)
-        step, logs = 0, {}
-        while stream.steps_per_epoch is None or step < stream.steps_per_epoch:
-            remaining = None if stream.steps_per_epoch is None else stream.steps_per_epoch - step
-            wanted = stream.available(pacing.begin(step, remaining))
-            callbacks.on_test_batch_begin(step)
-            done, _, _ = loop(stream.iterator, wanted)
-            stream.consumed(done)
-            pacing.end(done)
-            if done:
-                step += done
-                if _someone_looks(callbacks, pacing):
-                    logs = reader.read()
-                callbacks.on_test_batch_end(step - 1, logs)
-            if self._host.stop_evaluating:
-                break
-            if done < wanted and not stream.ended(step):
-                break
+        run_epoch(self._engine, loop, stream, pacing, hooks)
         logs = reader.read()
         stream.end_epoch()
         callbacks.on_test_end(logs)
@@ -750,38 +727,23 @@ class ReplicatedTrainer:
         stream = Stream(self._source(x, batch_size=batch_size, steps=steps), steps, "steps")
         callbacks = compat.callback_list(
             callbacks,
-            add_progbar=verbose != 0,
-            verbose=verbose,
+            add_progbar=verbose != 0 and self._plan.is_chief,
+            verbose=verbose if self._plan.is_chief else 0,
             epochs=1,
             steps=stream.steps_per_epoch,
             model=self._host,
         )
         loop = self._loop("predict", stream.source.element_spec)
-        self._host.stop_predicting = False
-        pacing = Pacing(
-            getattr(self, "_steps_per_execution", "auto"), compat.callbacks_of(callbacks), "predict"
-        )
+        steps_per_execution = getattr(self, "_steps_per_execution", "auto")
+        pacing = Pacing(steps_per_execution, compat.callbacks_of(callbacks), "predict")
+        hooks = Hooks("predict", callbacks, self._host)
         callbacks.on_predict_begin()
         stream.begin_epoch(0)
-        step, parts = 0, []
-        while stream.steps_per_epoch is None or step < stream.steps_per_epoch:
-            remaining = None if stream.steps_per_epoch is None else stream.steps_per_epoch - step
-            wanted = stream.available(pacing.begin(step, remaining))
-            callbacks.on_predict_batch_begin(step)
-            done, _, outputs = loop(stream.iterator, wanted)
-            stream.consumed(done)
-            pacing.end(done)
-            if done:
-                step += done
-                parts.append(outputs)
-                callbacks.on_predict_batch_end(step - 1, {"outputs": outputs})
-            if self._host.stop_predicting:
-                break
-            if done < wanted and not loop.one_by_one and not stream.ended(step):
-                break
+        with self._engine.named_losses():
+            run_epoch(self._engine, loop, stream, pacing, hooks)
         stream.end_epoch()
         callbacks.on_predict_end()
-        return _join_outputs(self._engine, parts)
+        return _join_outputs(hooks.outputs)
 
     # --------------------------------------------------------------------------------- on batch
 
@@ -801,8 +763,8 @@ class ReplicatedTrainer:
         with self._weights_go_home():
             reader = _LogReader(self, loop)
             reader.reset()
-            loop.one(element, self._position)
-            self._position = (self._position + 1) % self._accumulation
+            loop.one(element, self._window.steps)
+            self._window.advance(1)
         return self._on_batch_result(reader, return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
@@ -820,7 +782,7 @@ class ReplicatedTrainer:
         """Predicts one global batch, as `keras.Model.predict_on_batch` does."""
         element, spec = self._element(x)
         outputs = self._loop("predict", spec).one(element)
-        return _join_outputs(self._engine, [outputs])
+        return _join_outputs([outputs])
 
     def _on_batch_result(self, reader, return_dict):
         logs = compat.pythonify(reader.read())
@@ -851,7 +813,8 @@ class ReplicatedTrainer:
         >>> [float(value) for value in trainer.run(lambda: kr.replica.all_sum(2.0))]
         [2.0]
         """
-        return self._engine.run(fn, inputs, self._run_eagerly_now())
+        with self._engine.named_losses():
+            return self._engine.run(fn, inputs, self._run_eagerly_now())
 
     # ------------------------------------------------------------------------------------- files
 
@@ -943,7 +906,7 @@ def copies_of_metrics(trainer, metrics):
         return copies.copy_metrics(metrics)
 
 
-def _make(strategy, devices, expected_workers):
+def _make(strategy, devices, expected_workers, peer_timeout, start_timeout):
     """Returns `(plan, engine)`."""
     if isinstance(strategy, tf.distribute.Strategy):
         if devices is not None:
@@ -964,10 +927,12 @@ def _make(strategy, devices, expected_workers):
         return plan, make_engine(plan, strategy)
     cluster = detect_cluster(os.environ)
     check_expected_workers(cluster, expected_workers)
-    if strategy == "auto" or strategy in plans.STRATEGIES:
-        pass
-    plan = plans.make_plan(detect_hardware(), cluster, strategy=strategy, devices=devices)
-    return plan, make_engine(plan)
+    several = cluster is not None and cluster.num_workers > 1
+    hardware = configured_hardware() if several else detect_hardware()
+    plan = plans.make_plan(hardware, cluster, strategy=strategy, devices=devices)
+    return plan, make_engine(
+        plan, cluster=cluster, peer_timeout=peer_timeout, start_timeout=start_timeout
+    )
 
 
 def _belongs_to(model, strategy):
@@ -1009,14 +974,6 @@ def _check_positive(name, value):
         raise ValueError(f"`{name}` must be an int of at least 1. Received: {name}={value!r}")
 
 
-def _someone_looks(callbacks, pacing):
-    """Whether a callback wants the logs of this call: a progress bar, or one that sees batches."""
-    return pacing.watched or any(
-        isinstance(callback, keras.callbacks.ProgbarLogger) and callback.verbose not in (0, 2)
-        for callback in compat.callbacks_of(callbacks)
-    )
-
-
 def _describe_batches(trainer, source):
     batch_size = getattr(source, "batch_size", None)
     if batch_size is None:
@@ -1026,7 +983,7 @@ def _describe_batches(trainer, source):
     return {"global batch": f"{batch_size} rows", "rows per replica": rows}
 
 
-def _join_outputs(engine, parts):
+def _join_outputs(parts):
     """Concatenates the rows of many calls; ragged outputs stay ragged."""
     if not parts:
         raise ValueError("The data hold no batches, so there is nothing to predict.")

@@ -129,6 +129,24 @@ class RowCounter(keras.metrics.Metric):
         return keras.ops.cast(self.count, "float32")
 
 
+class IntersectionOverUnion(keras.metrics.Metric):
+    """Sum of intersections over sum of unions: a ratio of two summed states."""
+
+    def __init__(self, name="iou", **options):
+        super().__init__(name=name, **options)
+        self.intersections = self.add_weight(initializer="zeros", name="intersections")
+        self.unions = self.add_weight(initializer="zeros", name="unions")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        y_true = keras.ops.cast(y_true, "float32")
+        both = keras.ops.sum(y_true * y_pred)
+        self.intersections.assign_add(both)
+        self.unions.assign_add(keras.ops.sum(y_true) + keras.ops.sum(y_pred) - both)
+
+    def result(self):
+        return self.intersections / self.unions
+
+
 @keras.saving.register_keras_serializable("tests")
 class NotesRows(keras.layers.Layer):
     """Passes its input on and notes how many rows each call saw, in `NotesRows.seen`."""
@@ -137,6 +155,17 @@ class NotesRows(keras.layers.Layer):
 
     def call(self, x):
         return noted(x, lambda rows: NotesRows.seen.append(len(rows)))
+
+
+class NotesValues(keras.layers.Layer):
+    """Passes its input on and notes its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def call(self, x):
+        return noted(x, self.seen.append)
 
 
 def noted(x, note):

@@ -17,6 +17,7 @@ class Engine(abc.ABC):
     """
 
     num_replicas = 1
+    num_workers = 1
     shard = None
     strategy = None
 
@@ -43,6 +44,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def read(self, fn):
         """Returns what `fn()`, a function of variables, gives across replicas."""
+
+    @abc.abstractmethod
+    def agree(self, steps, stop):
+        """Returns `(the chief's steps, whether any worker wants to stop)`."""
+
+    @abc.abstractmethod
+    def named_losses(self):
+        """Context that turns errors about a lost worker into one that names it."""
 
     @abc.abstractmethod
     def sum_over_workers(self, arrays):

@@ -6,7 +6,7 @@ that was consumed, and it fetches the next batch while the current one is comput
 
 import tensorflow as tf
 
-from keras_replicator import compat
+from keras_replicator import compat, replica
 
 
 
@@ -209,7 +209,11 @@ class Loop:
     def _joined(self, element):
         """Returns one step's outputs with the rows of all local replicas, in order."""
         rows, batch = element
-        results = self._engine.replicate(self._step, batch, rows, scratch=self._scratch)
+        several = self._engine.num_workers > 1
+        step = _gathered(self._step) if several else self._step
+        results = self._engine.replicate(step, batch, rows, scratch=self._scratch)
+        if several:
+            return results[0]
         return tf.nest.map_structure(lambda *parts: _concat(parts), *results)
 
 
@@ -234,3 +238,12 @@ def _concat(parts):
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(0, parts)
     return tf.concat(parts, axis=0)
+
+
+def _gathered(step):
+    """Lets every worker have the rows of all replicas, in order."""
+
+    def run(batch):
+        return replica.all_gather(step(batch), axis=0)
+
+    return run

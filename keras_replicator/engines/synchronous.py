@@ -9,7 +9,7 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
-from keras_replicator import compat, replica
+from keras_replicator import compat, replica, workers
 from keras_replicator.data.rows import count_rows, drop_optionals, slice_rows
 from keras_replicator.data.split import Shard
 from keras_replicator.engines.engine import Engine
@@ -24,9 +24,11 @@ class SynchronousEngine(Engine):
         device: Name of the device of a single replica, or None for TensorFlow's choice.
         worker: Number of this worker.
         num_workers: Workers of the job.
+        cluster: The `Cluster` of the job, or None.
     """
 
-    def __init__(self, strategy=None, device=None, worker=0, num_workers=1):
+    def __init__(self, strategy=None, device=None, worker=0, num_workers=1, cluster=None):
+        self.cluster = cluster
         self.strategy = strategy
         self.device = device
         self.worker = worker
@@ -174,6 +176,25 @@ class SynchronousEngine(Engine):
     def read(self, fn):
         with self.cross_replica():
             return fn()
+
+    def agree(self, steps, stop):
+        """Returns `(the chief's steps, whether any worker wants to stop)`."""
+        if self.num_workers == 1:
+            return steps, stop
+        total = self.sum_over_workers(
+            {"steps": float(steps if self.worker == 0 else 0), "stop": float(stop)}
+        )
+        return int(total["steps"]), bool(total["stop"])
+
+    @contextlib.contextmanager
+    def named_losses(self):
+        """Turns TensorFlow's errors about a lost peer into one that names the worker."""
+        try:
+            yield
+        except workers.LOST as error:
+            if self.num_workers == 1:
+                raise
+            raise workers.lost(error, self.cluster, self.worker) from error
 
     def sum_over_workers(self, arrays):
         if self.num_workers == 1 or not arrays:

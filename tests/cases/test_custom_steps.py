@@ -36,10 +36,10 @@ def trainer_of(build, replicas=2, weights=None, optimizer=None, **options):
     return trainer
 
 
-def fit_in_order(trainer, *data, batch_size, epochs=1):
-    """History of a fit on rows in order; `data` are x, y and sample weights."""
+def fit_in_order(trainer, x, y, sample_weight=None, *, batch_size, epochs=1):
+    """History of a fit on rows in order."""
     fit = {"batch_size": batch_size, "epochs": epochs, "shuffle": False, "verbose": 0}
-    return trainer.fit(*data, **fit).history
+    return trainer.fit(x, y, sample_weight=sample_weight, **fit).history
 
 
 def history_of(step, *data, replicas=2, batch_size, epochs=1):

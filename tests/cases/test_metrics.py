@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from tests.helpers import (
+    IntersectionOverUnion,
     RowCounter,
     arrays,
     assert_as_one_device,
@@ -24,24 +25,6 @@ from tests.helpers import (
 )
 
 weightless = pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-
-
-class IntersectionOverUnion(keras.metrics.Metric):
-    """Sum of intersections over sum of unions: a ratio of two summed states."""
-
-    def __init__(self, name="iou", **options):
-        super().__init__(name=name, **options)
-        self.intersections = self.add_weight(initializer="zeros", name="intersections")
-        self.unions = self.add_weight(initializer="zeros", name="unions")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        y_true = ops.cast(y_true, "float32")
-        both = ops.sum(y_true * y_pred)
-        self.intersections.assign_add(both)
-        self.unions.assign_add(ops.sum(y_true) + ops.sum(y_pred) - both)
-
-    def result(self):
-        return self.intersections / self.unions
 
 
 class Largest(keras.metrics.Metric):

@@ -1,0 +1,113 @@
+"""One epoch of training, evaluation or prediction: call after call of the compiled loop.
+
+Workers of a job agree on each call beforehand (how many steps, whether anybody wants to stop), so
+that a decision of one worker never leaves the others waiting in a collective.
+"""
+
+
+def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=None):
+    """Runs the steps of one epoch.
+
+    Args:
+        engine: The engine whose workers agree.
+        loop: The compiled loop.
+        stream: The `Stream`, whose epoch has begun.
+        pacing: The `Pacing`.
+        hooks: Object with `begin(step)`, `end(step, outputs)` and `stopped()`.
+        start: Steps of this epoch that were made before (resume).
+        made: Steps of this run before this epoch, for callbacks that count.
+        window: A `WindowPosition`, or None.
+
+    Returns:
+        `(steps, rows)`: the steps of the epoch, `start` included, and the rows that were seen.
+    """
+    step, rows_seen = start, 0
+    while stream.steps_per_epoch is None or step < stream.steps_per_epoch:
+        remaining = None if stream.steps_per_epoch is None else stream.steps_per_epoch - step
+        wanted = stream.available(pacing.begin(made + step, remaining))
+        wanted, stop = engine.agree(wanted, hooks.stopped())
+        if stop:
+            break
+        hooks.begin(step)
+        done, rows, outputs = loop(stream.iterator, wanted, 0 if window is None else window.steps)
+        stream.consumed(done)
+        pacing.end(done)
+        if done:
+            step, rows_seen = step + done, rows_seen + rows
+            if window is not None:
+                window.advance(done)
+            hooks.end(step - 1, outputs)
+        if done < wanted and not loop.one_by_one and not stream.ended(step):
+            break
+        if loop.one_by_one and not done:
+            stream.ended(step)
+            break
+        if engine.num_workers == 1 and hooks.stopped():
+            break
+    return step, rows_seen
+
+
+class WindowPosition:
+    """How many steps the open window of gradient accumulation holds.
+
+    Args:
+        size: Steps that make one update.
+    """
+
+    def __init__(self, size):
+        self.size = size
+        self.steps = 0
+
+    def advance(self, steps):
+        """Counts steps; a full window has been closed by the loop."""
+        self.steps = (self.steps + steps) % self.size
+
+    def flush(self, loop):
+        """Closes a window that is not full with an update of its own."""
+        if self.steps:
+            loop.close_window()
+            self.steps = 0
+
+
+class Hooks:
+    """Tells Keras' callbacks about batches, and reads logs only where somebody looks.
+
+    Args:
+        phase: "train", "test" or "predict".
+        callbacks: A Keras `CallbackList`.
+        model: The Keras model whose stop flag counts.
+        read: Function that returns the logs, or None (predict).
+        looked_at: Whether somebody wants logs after each call.
+    """
+
+    _FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+
+    def __init__(self, phase, callbacks, model, read=None, looked_at=False):
+        self._begin = getattr(callbacks, f"on_{phase}_batch_begin")
+        self._end = getattr(callbacks, f"on_{phase}_batch_end")
+        self._flag = self._FLAGS[phase]
+        self._model = model
+        self._read = read
+        self._looked_at = looked_at
+        self.outputs = []
+        setattr(model, self._flag, False)
+
+    def begin(self, step):
+        """Before a call."""
+        self._begin(step)
+
+    def end(self, step, outputs):
+        """After a call, with the number of its last step."""
+        if self._read is None:
+            self.outputs.append(outputs)
+            self._end(step, {"outputs": outputs})
+        else:
+            self._end(step, self._read() if self._looked_at else {})
+
+    def stopped(self):
+        """Whether a callback has set the model's stop flag."""
+        return bool(getattr(self._model, self._flag))
+
+    def stop(self):
+        """Sets the flag, because another worker has."""
+        setattr(self._model, self._flag, True)
