@@ -162,19 +162,27 @@ def local_copy(variable):
 
 def is_distributed(variable):
     """Whether a variable has one copy per replica."""
-    return hasattr(raw_variable(variable), "_distribute_strategy")
+    return isinstance(raw_variable(variable), tf.distribute.DistributedValues)
 
 
 def strategy_of(variable):
     """Returns the strategy in whose scope a variable was made, or None."""
-    return getattr(raw_variable(variable), "_distribute_strategy", None)
+    value = raw_variable(variable)
+    return value._distribute_strategy if is_distributed(value) else None
 
 
 def mark_first_replica_only(variable):
     """Makes readers outside of a step see the first replica's copy instead of the sum."""
+    raw_variable(variable)._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def is_summed_on_read(variable):
+    """Whether each replica holds a part of a variable's value (the state of a metric)."""
     value = raw_variable(variable)
-    if hasattr(value, "_distribute_strategy"):
-        value._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return (
+        getattr(variable, "synchronization", None) == "on_read"
+        and getattr(value, "_aggregation", None) == tf.VariableAggregation.SUM
+    )
 
 
 def static_replica_id(replica_context):
@@ -507,7 +515,7 @@ def use_local_reductions(strategy):
 def replica_copies(variable):
     """Returns the copies of a variable on this worker's replicas."""
     value = raw_variable(variable)
-    return list(value.values) if hasattr(value, "_distribute_strategy") else [value]
+    return list(value.values) if is_distributed(value) else [value]
 
 
 def compiled(function, **options):
@@ -530,6 +538,9 @@ _let_distributed_variables_be_numbers()
 
 
 # ------------------------------------------------------------------------------ several workers
+
+# The methods of keras.callbacks.BackupAndRestore that write or delete files.
+BACKUP_WRITERS = ("_save_model", "on_train_end")
 
 
 def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
@@ -589,3 +600,31 @@ def get_shared_value(key, timeout):
     from tensorflow.python.eager import context
 
     return context.context().get_config_key_value(key, timeout_in_ms=int(timeout * 1000))
+
+
+# --------------------------------------------------------------------------------- checkpoints
+
+
+def global_seed_state():
+    """Returns the state variable of Keras' global seed generator."""
+    from keras.src.random import seed_generator
+
+    return seed_generator.global_seed_generator().state
+
+
+def first_copy(variable):
+    """Returns the value of a variable's first copy on this worker."""
+    return replica_copies(variable)[0].numpy()
+
+
+def reads_first_replica(variable):
+    """Whether readers see the first replica's copy rather than the sum over replicas."""
+    return (
+        getattr(raw_variable(variable), "_aggregation", None)
+        != tf.VariableAggregation.SUM
+    )
+
+
+def plain_numbers(history):
+    """Returns a history with Python floats, which JSON takes."""
+    return {name: [float(value) for value in values] for name, values in history.items()}

@@ -5,7 +5,7 @@ that a decision of one worker never leaves the others waiting in a collective.
 """
 
 
-def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=None):
+def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=None, boundary=None):
     """Runs the steps of one epoch.
 
     Args:
@@ -17,6 +17,8 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
         start: Steps of this epoch that were made before (resume).
         made: Steps of this run before this epoch, for callbacks that count.
         window: A `WindowPosition`, or None.
+        boundary: Called with the step after each call, when nothing is in the middle of anything
+            (checkpoints); a true result ends the epoch there. Or None.
 
     Returns:
         `(steps, rows)`: the steps of the epoch, `start` included, and the rows that were seen.
@@ -27,6 +29,7 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
         wanted = stream.available(pacing.begin(made + step, remaining))
         wanted, stop = engine.agree(wanted, hooks.stopped())
         if stop:
+            hooks.stop()
             break
         hooks.begin(step)
         done, rows, outputs = loop(stream.iterator, wanted, 0 if window is None else window.steps)
@@ -37,6 +40,8 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
             if window is not None:
                 window.advance(done)
             hooks.end(step - 1, outputs)
+            if boundary is not None and boundary(step):
+                break
         if done < wanted and not loop.one_by_one and not stream.ended(step):
             break
         if loop.one_by_one and not done:

@@ -88,6 +88,12 @@ class Replica:
         )
         return tf.cast(share, dtype)
 
+    def own(self, tensor):
+        """Returns a tensor, or zeros where this replica has no rows and so counts nothing."""
+        if not self.distributed or self.rows is None:
+            return tensor
+        return tf.where(self.rows > 0, tensor, tf.zeros_like(tensor))
+
     def reduce_sum(self, tensors):
         """Adds up a flat list of tensors over replicas. Not differentiable by itself."""
         if not self.distributed or not tensors:
@@ -206,7 +212,7 @@ def global_rows():
 
 
 def all_sum(nest):
-    """Adds up every leaf over replicas.
+    """Adds up every leaf over replicas; a replica without rows adds nothing.
 
     Args:
         nest: A nest of tensors (or numbers) of the same shape on every replica.
@@ -223,15 +229,18 @@ def all_sum(nest):
 
 
 def all_mean(nest):
-    """Averages every leaf over replicas, each replica with the same weight.
+    """Averages every leaf over replicas, each replica that has rows with the same weight.
 
     For the mean over *rows*, which weighs replicas by their rows, see `mean`.
     """
     replica = _here()
 
     def average(leaves):
+        count = tf.cast(replica.num_replicas, tf.int32)
+        if replica.distributed and replica.rows is not None:
+            count = replica.reduce_sum([tf.cast(replica.rows > 0, tf.int32)])[0]
         return [
-            total / tf.cast(replica.num_replicas, total.dtype)
+            total / tf.cast(count, total.dtype)
             for total in _differentiable_sum([_inexact(leaf) for leaf in leaves])
         ]
 
@@ -240,12 +249,12 @@ def all_mean(nest):
 
 def all_min(nest):
     """Takes the smallest value of every element over replicas."""
-    return _map_leaves(lambda leaves: _over_stack(leaves, tf.reduce_min), nest)
+    return _map_leaves(lambda leaves: _over_stack(leaves, tf.reduce_min, "max"), nest)
 
 
 def all_max(nest):
     """Takes the largest value of every element over replicas."""
-    return _map_leaves(lambda leaves: _over_stack(leaves, tf.reduce_max), nest)
+    return _map_leaves(lambda leaves: _over_stack(leaves, tf.reduce_max, "min"), nest)
 
 
 def all_gather(nest, axis=None):
@@ -254,7 +263,8 @@ def all_gather(nest, axis=None):
     Args:
         nest: A nest of tensors.
         axis: None stacks to a new leading axis, `[num_replicas, ...]` (shapes must be equal).
-            An int concatenates along that axis; sizes along it may differ, and be 0.
+            An int concatenates along that axis; sizes along it may differ, and a replica without
+            rows adds nothing.
 
     Returns:
         The same nest of collected tensors on every replica.
@@ -262,7 +272,7 @@ def all_gather(nest, axis=None):
 
     def gather(leaves):
         if axis is None:
-            return [_differentiable_gather(leaf[tf.newaxis], 0) for leaf in leaves]
+            return [_differentiable_gather(leaf[tf.newaxis], 0, stacked=True) for leaf in leaves]
         return [_differentiable_gather(leaf, axis) for leaf in leaves]
 
     return _map_leaves(gather, nest)
@@ -294,7 +304,8 @@ def broadcast(nest, source=0):
             tf.where(is_source, _numeric(leaf), tf.zeros_like(_numeric(leaf))) for leaf in leaves
         ]
         return [
-            tf.cast(total, leaf.dtype) for total, leaf in zip(_differentiable_sum(kept), leaves)
+            tf.cast(total, leaf.dtype)
+            for total, leaf in zip(_differentiable_sum(kept, all_count=True), leaves)
         ]
 
     return _map_leaves(send, nest)
@@ -326,7 +337,9 @@ def map_gather(items, fn):
         else:
             mine = tf.equal(replica.index, owner)
             result = tf.cond(mine, lambda item=item: fn(item), lambda item=item: _zeros_of(fn, item))
-        results.append(all_sum(result))
+        results.append(
+            _map_leaves(lambda leaves: _differentiable_sum(leaves, all_count=True), result)
+        )
     return results
 
 
@@ -367,7 +380,7 @@ def mean(per_row, sample_weight=None, normalize="rows"):
     """This replica's part of a mean over all rows of the global batch.
 
     The average of the replicas' values, weighted by their rows, is the value of one device with
-    the whole global batch; an empty replica gives 0, not NaN.
+    the whole global batch; what a replica without rows gives weighs nothing.
 
     Args:
         per_row: Tensor `[rows, ...]`; trailing axes are averaged first.
@@ -396,7 +409,7 @@ def mean(per_row, sample_weight=None, normalize="rows"):
         return tf.math.divide_no_nan(
             tf.reduce_sum(values), tf.cast(tf.size(values), values.dtype)
         )
-    total = replica.reduce_sum([tf.reduce_sum(weights)])[0]
+    total = replica.reduce_sum([replica.own(tf.reduce_sum(weights))])[0]
     return tf.math.divide_no_nan(
         tf.reduce_sum(values), total * replica.weight(values.dtype)
     )
@@ -492,9 +505,11 @@ def _inexact(tensor):
     )
 
 
-def _differentiable_sum(leaves):
+def _differentiable_sum(leaves, all_count=False):
     replica = _here()
     leaves = [_numeric(leaf) for leaf in leaves]
+    if not all_count:
+        leaves = [replica.own(leaf) for leaf in leaves]
     if not replica.distributed or not leaves:
         return [tf.identity(leaf) for leaf in leaves]
 
@@ -516,7 +531,7 @@ def _weighted_back(replica, upstream):
     return [tf.math.divide_no_nan(g, replica.weight(g.dtype)) for g in summed]
 
 
-def _differentiable_gather(leaf, axis):
+def _differentiable_gather(leaf, axis, stacked=False):
     replica = _here()
     if not replica.distributed:
         return tf.identity(leaf)
@@ -534,6 +549,9 @@ def _differentiable_gather(leaf, axis):
         axis += leaf.shape.rank
     was_bool = leaf.dtype == tf.bool
     leaf = _numeric(leaf)
+    if replica.rows is not None and not stacked:
+        size = tf.where(replica.rows > 0, tf.shape(leaf)[axis], 0)
+        leaf = leaf[(slice(None),) * axis + (slice(None, size),)]
 
     @tf.custom_gradient
     def collected(tensor):
@@ -550,8 +568,16 @@ def _differentiable_gather(leaf, axis):
     return tf.cast(result, tf.bool) if was_bool else result
 
 
-def _over_stack(leaves, reduce):
-    return [reduce(_differentiable_gather(leaf[tf.newaxis], 0), axis=0) for leaf in leaves]
+def _over_stack(leaves, reduce, neutral):
+    """Reduces over replicas that have rows; `neutral` names the dtype's limit that never wins."""
+    replica = _here()
+    results = []
+    for leaf in leaves:
+        if replica.distributed and replica.rows is not None:
+            limit = tf.constant(getattr(leaf.dtype, neutral), leaf.dtype)
+            leaf = tf.where(replica.rows > 0, leaf, limit)
+        results.append(reduce(_differentiable_gather(leaf[tf.newaxis], 0, stacked=True), axis=0))
+    return results
 
 
 def _zeros_of(fn, item):

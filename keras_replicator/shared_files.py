@@ -10,6 +10,8 @@ import os
 
 import keras
 
+from keras_replicator import compat
+
 
 @contextlib.contextmanager
 def worker_files(callbacks, model, plan):
@@ -36,8 +38,8 @@ def worker_files(callbacks, model, plan):
             set_attribute(callback, "log_dir", os.path.join(callback.log_dir, folder(plan.worker)))
         elif isinstance(callback, keras.callbacks.BackupAndRestore):
             # Every worker restores from the shared backup; only the chief writes and deletes it.
-            set_attribute(callback, "_save_model", _nothing)
-            set_attribute(callback, "on_train_end", _nothing)
+            for name in compat.BACKUP_WRITERS:
+                set_attribute(callback, name, _nothing)
     for name in ("save", "save_weights", "export"):
         set_attribute(model, name, _nothing)
     try:

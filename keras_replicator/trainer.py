@@ -14,18 +14,23 @@ import tensorflow as tf
 from keras_replicator import compat, copies, plan as plans, replica
 from keras_replicator import steps as _steps  # noqa: F401 - teaches Keras the replica's semantics
 from keras_replicator.cluster import check_expected_workers, detect_cluster
-from keras_replicator.data.rows import count_rows
+from keras_replicator.data.rows import slice_rows
 from keras_replicator.data.sources import make_source
 from keras_replicator.engines.factory import make_engine
 from keras_replicator.epochs import Hooks, WindowPosition, run_epoch
 from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
 from keras_replicator.model_group import ModelGroup
 from keras_replicator.pacing import Pacing
+from keras_replicator.saver import Saver
+from keras_replicator.shared_files import worker_files
 from keras_replicator.steps import metrics as step_metrics
 from keras_replicator.steps import normalization, supervised
 from keras_replicator.steps.logs import StepLogs
 from keras_replicator.steps.optimizers import GradientWindow
 from keras_replicator.stream import Stream
+
+# What callbacks call on `self.model`.
+_ROUTED = ("predict", "evaluate", "predict_on_batch", "test_on_batch", "train_on_batch")
 
 
 class ReplicatedTrainer:
@@ -113,6 +118,8 @@ class ReplicatedTrainer:
         self._optimizers = {}
         self._loops = {}
         self._window = WindowPosition(1)
+        self._saver = Saver(self)
+        self._epochs_seen = 0
         self._training = False
         self._shuffle_seed = seed if seed is not None else int(np.random.randint(2**31))
         self.history = None
@@ -179,12 +186,18 @@ class ReplicatedTrainer:
                     )
         return dict(built) if isinstance(built, dict) else built
 
-    def _route_predictions(self):
+    @contextlib.contextmanager
+    def _predictions_routed(self):
         """Lets callbacks that call `self.model.predict` or `evaluate` run through the trainer."""
-        if self.num_replicas == 1 or isinstance(self._models, dict):
-            return
-        for name in ("predict", "evaluate", "predict_on_batch", "test_on_batch", "train_on_batch"):
+        names = () if isinstance(self._models, dict) else _ROUTED
+        for name in names:
             object.__setattr__(self._host, name, getattr(self, name))
+        try:
+            yield
+        finally:
+            if self.num_replicas == 1:
+                for name in names:
+                    object.__delattr__(self._host, name)
 
     @contextlib.contextmanager
     def _weights_go_home(self):
@@ -281,7 +294,6 @@ class ReplicatedTrainer:
         self._compiled = True
         self._loops = {}
         self._window = WindowPosition(self._accumulation)
-        self._route_predictions()
         self._plan = self._plan.with_details(**self._describe())
 
     def _copy_optimizers(self, optimizer, more):
@@ -453,11 +465,9 @@ class ReplicatedTrainer:
 
         def run(batch):
             current = replica.current()
-            if current.num_replicas > 1:
-                pass
             result = step(batch)
             if phase == "predict":
-                return result
+                return _own_rows(result, current)
             if phase == "train":
                 normalization.average_statistics(self._statistics())
                 if window is not None and not current.building:
@@ -568,38 +578,68 @@ class ReplicatedTrainer:
             steps=stream.steps_per_epoch,
             model=self._host,
         )
-        with self._weights_go_home(), self._engine.named_losses():
+        resumed = self._saver.prepare(resume, compat.callbacks_of(callbacks), loop)
+        source.reseed(self._shuffle_seed)
+        with (
+            self._weights_go_home(),
+            self._predictions_routed(),
+            worker_files(compat.callbacks_of(callbacks), self._host, self._plan),
+            self._engine.named_losses(),
+        ):
             self._training = True
             try:
                 self._fit_epochs(
-                    loop, stream, validation, callbacks, epochs, initial_epoch, validation_freq
+                    loop,
+                    stream,
+                    validation,
+                    callbacks,
+                    range(initial_epoch, epochs),
+                    validation_freq,
+                    resumed,
                 )
             finally:
                 self._training = False
+                self._saver.finish()
         self.history = self._host.history
         return self._host.history
 
-    def _fit_epochs(
-        self, loop, stream, validation, callbacks, epochs, initial_epoch, validation_freq
-    ):
-        host, engine = self._host, self._engine
+    def _fit_epochs(self, loop, stream, validation, callbacks, epochs, validation_freq, resumed):
+        host, engine, saver = self._host, self._engine, self._saver
         pacing = Pacing(self._steps_per_execution, compat.callbacks_of(callbacks))
         reader = _LogReader(self, loop)
         hooks = Hooks("train", callbacks, host, reader.read, self._looked_at(callbacks, pacing))
         compat.reset_initial_epoch(host)
         callbacks.on_train_begin()
-        logs, made = None, 0
-        for epoch in range(compat.take_initial_epoch(host) or initial_epoch, epochs):
-            reader.reset()
+        first = compat.take_initial_epoch(host) or epochs.start
+        start = 0
+        if resumed is not None:
+            first, start = resumed.epoch, resumed.step
+            resumed.restore_callbacks(compat.callbacks_of(callbacks))
+        logs, made = None, 0 if resumed is None else resumed.total_steps - start
+        for epoch in range(first, epochs.stop):
+            if not start:
+                reader.reset()
             callbacks.on_epoch_begin(epoch)
-            stream.begin_epoch(epoch)
+            stream.begin_epoch(max(epoch, self._epochs_seen), start)
             steps, rows = run_epoch(
-                engine, loop, stream, pacing, hooks, made=made, window=self._window
+                engine,
+                loop,
+                stream,
+                pacing,
+                hooks,
+                start=start,
+                made=made,
+                window=self._window,
+                boundary=lambda step, epoch=epoch, made=made: saver.at_step(
+                    epoch, step, made + step
+                ),
             )
-            made += steps
+            saver.leave_if_preempted()
+            made, start = made + steps, 0
             self._window.flush(loop)
             logs = reader.read()
             stream.end_epoch()
+            self._epochs_seen = max(epoch, self._epochs_seen) + 1
             if validation is not None and compat.should_eval(host, epoch, validation_freq):
                 results = self._evaluate(validation, callbacks)
                 logs.update({f"val_{name}": value for name, value in results.items()})
@@ -607,10 +647,11 @@ class ReplicatedTrainer:
                 if callback.params is not None:
                     callback.params.update(rows_seen=rows, num_replicas=self.num_replicas)
             callbacks.on_epoch_end(epoch, logs)
+            saver.at_epoch_end(epoch, made)
             if engine.agree(0, hooks.stopped())[1]:
                 hooks.stop()
                 break
-        self._finalize_optimizers(epochs)
+        self._finalize_optimizers(len(epochs))
         callbacks.on_train_end(logs=logs)
         engine.agree(0, False)  # nobody leaves while others still need it
 
@@ -621,6 +662,13 @@ class ReplicatedTrainer:
             for callback in compat.callbacks_of(callbacks)
         )
         return self._engine.agree(0, pacing.watched or progress)[1]
+
+    def _build_optimizer(self):
+        """Builds the optimizer of a built model, so that a checkpoint can fill its slots."""
+        own = getattr(self._host, "optimizer", None)
+        if isinstance(own, keras.optimizers.Optimizer) and not own.built:
+            with self._engine.scope():
+                own.build(self._host.trainable_variables)
 
     def _finalize_optimizers(self, epochs):
         if epochs <= 0:
@@ -819,11 +867,15 @@ class ReplicatedTrainer:
     # ------------------------------------------------------------------------------------- files
 
     def save(self, filepath, overwrite=True, **kwargs):
-        """Saves the model, as `keras.Model.save` does."""
+        """Saves the model, as `keras.Model.save` does; in a job of workers the chief writes."""
+        if not self._plan.is_chief:
+            return None
         return self._host.save(filepath, overwrite=overwrite, **kwargs)
 
     def save_weights(self, filepath, overwrite=True, **kwargs):
-        """Saves the weights, as `keras.Model.save_weights` does."""
+        """Saves the weights, as `keras.Model.save_weights` does; of workers the chief writes."""
+        if not self._plan.is_chief:
+            return None
         return self._host.save_weights(filepath, overwrite=overwrite, **kwargs)
 
     def load_weights(self, filepath, **kwargs):
@@ -834,12 +886,46 @@ class ReplicatedTrainer:
             copies.copy_weights(self._models, self._user_model)
 
     def export(self, filepath, **kwargs):
-        """Writes a SavedModel for serving, as `keras.Model.export` does."""
+        """Writes a SavedModel for serving, as `keras.Model.export` does; the chief writes."""
+        if not self._plan.is_chief:
+            return None
         return self._host.export(filepath, **kwargs)
 
     def summary(self, **kwargs):
         """Prints the model's summary, as `keras.Model.summary` does."""
         return self._host.summary(**kwargs)
+
+    # ------------------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(self, directory, keep=None):
+        """Writes the whole state of the run: weights, optimizers, random streams, position.
+
+        Inside of a callback the checkpoint is written at the end of the current call, when every
+        callback has run. In a job of workers all must call it; the chief writes.
+
+        Args:
+            directory: Folder of the run's checkpoints.
+            keep: How many of the newest checkpoints stay, or None for all.
+
+        Raises:
+            keras_replicator.checkpoints.CheckpointError: When the disk does not take it; earlier
+                checkpoints stay whole.
+        """
+        self._saver.save(directory, keep)
+
+    def restore_checkpoint(self, directory):
+        """Takes the whole state from the newest complete checkpoint of a folder.
+
+        The number of replicas may differ from that of the run that wrote it.
+
+        Args:
+            directory: Folder of a run's checkpoints, or one checkpoint.
+
+        Raises:
+            keras_replicator.checkpoints.CheckpointError: When there is none, or it does not fit.
+        """
+        self._require_compiled("restore_checkpoint")
+        self._saver.restore(directory)
 
     # ------------------------------------------------------------------------------------ inside
 
@@ -974,6 +1060,15 @@ def _check_positive(name, value):
         raise ValueError(f"`{name}` must be an int of at least 1. Received: {name}={value!r}")
 
 
+def _own_rows(outputs, current):
+    """Drops the output of the row that a replica without rows was given."""
+    if not current.distributed or current.building:
+        return outputs
+    return tf.nest.map_structure(
+        lambda leaf: None if leaf is None else slice_rows(leaf, 0, current.rows), outputs
+    )
+
+
 def _describe_batches(trainer, source):
     batch_size = getattr(source, "batch_size", None)
     if batch_size is None:
@@ -989,6 +1084,8 @@ def _join_outputs(parts):
         raise ValueError("The data hold no batches, so there is nothing to predict.")
 
     def join(*leaves):
+        if leaves[0] is None:
+            return None
         if isinstance(leaves[0], (tf.RaggedTensor, tf.SparseTensor)):
             joined = tf.concat(leaves, 0) if isinstance(leaves[0], tf.RaggedTensor) else (
                 tf.sparse.concat(0, leaves)

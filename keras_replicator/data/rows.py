@@ -42,6 +42,12 @@ def slice_rows(nest, begin, end):
     return tf.nest.map_structure(take, nest)
 
 
+def at_least_one(begin, end, total):
+    """Widens an empty range of rows to one row, where there is any."""
+    begin = tf.minimum(begin, tf.maximum(total - 1, 0))
+    return begin, tf.minimum(tf.maximum(end, begin + 1), total)
+
+
 def drop_optionals(nest):
     """Replaces what stands for None in a `tf.data` element by None."""
     return tf.nest.map_structure(lambda leaf: None if is_optional(leaf) else leaf, nest)

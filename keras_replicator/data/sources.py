@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_replicator import compat
-from keras_replicator.data.rows import count_rows, slice_rows
+from keras_replicator.data.rows import at_least_one, count_rows, slice_rows
 from keras_replicator.data.split import Shard
 
 
@@ -132,6 +132,9 @@ class Source:
         """Returns a `tf.data` iterator over the batches of `epoch`, from batch `start` on."""
         raise NotImplementedError
 
+    def reseed(self, seed):
+        """Takes the seed of a run that is resumed."""
+
     def on_epoch_begin(self):
         """Tells the data that an epoch begins."""
 
@@ -173,7 +176,7 @@ class ArraySource(Source):
         def read(number):
             first = number * self.batch_size
             rows = tf.minimum(self.num_rows - first, self.batch_size)
-            begin, end = shard.rows(rows)
+            begin, end = at_least_one(*shard.rows(rows), rows)
             if self._shuffle:
                 where = self._order[first + begin : first + end]
                 batch = keras.tree.map_structure(
@@ -189,6 +192,10 @@ class ArraySource(Source):
         dataset = tf.data.Dataset.range(self.num_batches)
         self._read = read
         return dataset.map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def reseed(self, seed):
+        if seed != self._seed:
+            self._seed, self._epoch = seed, None
 
     def order(self, epoch):
         """Returns the order of rows in an epoch, an int64 array."""
@@ -269,7 +276,9 @@ def _shared(dataset, shard):
     def take_share(*element):
         batch = element if is_tuple else element[0]
         rows = count_rows(batch)
-        return rows, batch if shard.is_whole else slice_rows(batch, *shard.rows(rows))
+        return rows, batch if shard.is_whole else slice_rows(
+            batch, *at_least_one(*shard.rows(rows), rows)
+        )
 
     return dataset.map(take_share)
 

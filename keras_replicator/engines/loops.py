@@ -45,7 +45,7 @@ class Loop:
         self.traces = 0
         self.one_by_one = collect and run_eagerly  # a call gives one step, whatever was asked for
         if run_eagerly:
-            self._call = self._collect_eagerly if collect else self._run_eagerly
+            self._call = self._collect_one_by_one if collect else self._run_eagerly
             self._close = self._close_window
             self._single = self._joined if collect else self._one_alone
         else:
@@ -67,6 +67,8 @@ class Loop:
             `(steps done, rows seen, outputs)`; fewer steps than asked for: the data have ended.
         """
         with self._engine.cross_replica():
+            if self._collect and not self.one_by_one and self.traces == 0:
+                self._choose_collection(iterator.element_spec)
             done, rows, outputs = self._call(
                 iterator, tf.constant(steps, tf.int32), tf.constant(position, tf.int32)
             )
@@ -152,16 +154,21 @@ class Loop:
 
     # ----------------------------------------------------------------------------- prediction
 
+    def _choose_collection(self, spec):
+        """Ragged and sparse outputs cannot be stacked in a loop: they take one step a call."""
+        outputs = self._single.get_concrete_function(spec).structured_outputs
+        leaves = [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
+        if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+            self.one_by_one = True
+            self._call = self._collect_one_by_one
+
     def _collect_compiled(self, iterator, steps, position):
         del position
         self.traces += 1
         spec = iterator.element_spec
-        one = compat.compiled(self._joined).get_concrete_function(spec)
-        leaves = tf.nest.flatten(one.structured_outputs, expand_composites=False)
-        if any(not isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-            # Ragged and sparse outputs cannot be stacked in a loop: one step a call.
-            self.one_by_one = True
-            return self._collect_one(iterator, one)
+        one = self._single.get_concrete_function(spec)
+        structure = tf.nest.flatten(one.structured_outputs)
+        leaves = [leaf for leaf in structure if leaf is not None]
         arrays = [
             tf.TensorArray(
                 leaf.dtype,
@@ -179,7 +186,7 @@ class Loop:
 
         def body(done, rows, element, *arrays):
             value = element.get_value()
-            outputs = tf.nest.flatten(one(value))
+            outputs = [leaf for leaf in tf.nest.flatten(one(value)) if leaf is not None]
             arrays = [array.write(done, output) for array, output in zip(arrays, outputs)]
             rows += tf.cast(value[0], tf.int64)
             return (done + 1, rows, _next(iterator, done, steps, spec), *arrays)
@@ -189,22 +196,19 @@ class Loop:
             body,
             (tf.constant(0), tf.constant(0, tf.int64), _first(iterator, steps, spec), *arrays),
         )
+        joined = iter([array.concat() for array in arrays])
         outputs = tf.nest.pack_sequence_as(
-            one.structured_outputs, [array.concat() for array in arrays]
+            one.structured_outputs, [None if leaf is None else next(joined) for leaf in structure]
         )
         return done, rows, outputs
 
-    def _collect_one(self, iterator, one):
-        element = iterator.get_next()
-        return tf.constant(1), tf.cast(element[0], tf.int64), one(element)
-
-    def _collect_eagerly(self, iterator, steps, position):
+    def _collect_one_by_one(self, iterator, steps, position):
         del steps, position
         try:
             element = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             return 0, 0, None
-        return 1, int(element[0]), self._joined(element)
+        return 1, int(element[0]), self._single(element)
 
     def _joined(self, element):
         """Returns one step's outputs with the rows of all local replicas, in order."""
@@ -233,7 +237,7 @@ def _next(iterator, done, steps, spec):
 
 
 def _concat(parts):
-    if len(parts) == 1:
+    if len(parts) == 1 or parts[0] is None:
         return parts[0]
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(0, parts)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_replicator import compat, replica, workers
-from keras_replicator.data.rows import count_rows, drop_optionals, slice_rows
+from keras_replicator.data.rows import at_least_one, count_rows, drop_optionals, slice_rows
 from keras_replicator.data.split import Shard
 from keras_replicator.engines.engine import Engine
 from keras_replicator.engines.loops import Loop
@@ -56,7 +56,7 @@ class SynchronousEngine(Engine):
 
     # ------------------------------------------------------------------------------- one step
 
-    def replicate(self, fn, batch=None, rows=None, window=None, scratch=None):
+    def replicate(self, fn, batch=None, rows=None, window=None, scratch=None, exact=False):
         """Runs `fn(replica_batch)` on each replica of this worker.
 
         Args:
@@ -65,6 +65,7 @@ class SynchronousEngine(Engine):
             rows: Rows of the global batch.
             window: Where gradients are accumulated, or None.
             scratch: Entries for `Replica.scratch`.
+            exact: Whether a replica without rows gets an empty batch.
 
         Returns:
             A list with the outputs of this worker's replicas, in order.
@@ -75,7 +76,7 @@ class SynchronousEngine(Engine):
                 index = 0
             else:
                 index = compat.static_replica_id(tf.distribute.get_replica_context())
-            part, part_rows = self._part(batch, rows, index)
+            part, part_rows = self._part(batch, rows, index, exact)
             current = replica.Replica(
                 index=index,
                 num_replicas=self.num_replicas,
@@ -96,16 +97,23 @@ class SynchronousEngine(Engine):
             outputs = self.strategy.run(tf.autograph.experimental.do_not_convert(on_replica))
         return local_results(self.strategy, outputs)
 
-    def _part(self, batch, rows, index):
-        """Returns `(batch, rows)` of one replica."""
+    def _part(self, batch, rows, index, exact):
+        """Returns `(batch, rows)` of one replica.
+
+        A replica without rows gets one row that counts nothing (unless `exact`): layers and
+        losses need not cope with empty tensors.
+        """
         if batch is None or rows is None:
             return batch, rows
         if self.num_replicas == 1:
             return drop_optionals(batch), rows
         begin, end = self.shard.replica_rows(rows, index)
         with tf.device("CPU:0"):
+            own = end - begin
+            if not exact:
+                begin, end = at_least_one(begin, end, count_rows(batch))
             part = slice_rows(batch, begin, end)
-        return part, end - begin
+        return part, own
 
     # --------------------------------------------------------------------------- the interface
 
@@ -167,7 +175,7 @@ class SynchronousEngine(Engine):
                 ]
                 return fn(*arguments)
 
-            return self.replicate(call, split or None, rows)
+            return self.replicate(call, split or None, rows, exact=True)
 
         if run_eagerly:
             return run

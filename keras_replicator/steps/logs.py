@@ -24,7 +24,7 @@ class StepLogs:
         self.metrics = {}  # name -> keras.metrics.Metric
         self._totals = {}  # name -> variable of shape [2]: sum, weight
         self.order = []
-        self._extra = None
+        self._restored = {}
 
     def reduce_locally(self, logs):
         """Splits a step's logs into metrics (remembered) and sums (returned).
@@ -67,15 +67,23 @@ class StepLogs:
         for name, value in sums.items():
             if name not in self._totals:
                 with tf.init_scope(), tf.device("CPU:0"):
+                    start = self._restored.get(name, np.zeros(2))
                     self._totals[name] = tf.Variable(
-                        tf.zeros((2,), tf.float64), trainable=False, name=f"log_{name}"
+                        start, dtype=tf.float64, trainable=False, name=f"log_{name}"
                     )
             self._totals[name].assign_add(value)
 
     def reset(self):
         """Forgets what was added up."""
+        self._restored = {}
         for total in self._totals.values():
             total.assign(tf.zeros((2,), tf.float64))
+
+    def restore(self, totals, is_chief):
+        """Goes on from totals of all workers, which the chief then holds alone."""
+        self._restored = totals if is_chief else {}
+        for name, total in self._totals.items():
+            total.assign(self._restored.get(name, np.zeros(2)))
 
     def totals(self):
         """Returns `{name: array [sum, weight]}` of this worker."""
@@ -102,7 +110,7 @@ class StepLogs:
 def _sum_and_weight(value, current):
     """Returns [sum, weight]; a weight of -1 marks values that are added up."""
     if isinstance(value, replica.Sum):
-        total = tf.reduce_sum(tf.cast(value.value, tf.float64))
+        total = current.own(tf.reduce_sum(tf.cast(value.value, tf.float64)))
         # A negative weight never cancels: totals of weights only add up.
         return tf.stack([total, tf.constant(-1.0, tf.float64)])
     value = tf.cast(tf.convert_to_tensor(value), tf.float64)
@@ -113,6 +121,6 @@ def _sum_and_weight(value, current):
         total = tf.math.multiply_no_nan(value, rows)
     else:
         per_row = tf.reduce_mean(value, axis=list(range(1, value.shape.rank)))
-        total = tf.reduce_sum(per_row)
-        rows = tf.cast(tf.size(per_row), tf.float64)
+        total = current.own(tf.reduce_sum(per_row))
+        rows = current.own(tf.cast(tf.size(per_row), tf.float64))
     return tf.stack([total, rows])

@@ -149,7 +149,10 @@ def _reduce(values, sample_weight, mask, reduction, current):
     if reduction in ("mean", "sum_over_batch_size") and mask is not None:
         # Keras scales the mask by total/valid; over all replicas both numbers are global.
         total, valid = current.reduce_sum(
-            [tf.cast(tf.size(mask), values.dtype), tf.reduce_sum(mask)]
+            [
+                current.own(tf.cast(tf.size(mask), values.dtype)),
+                current.own(tf.reduce_sum(mask)),
+            ]
         )
         mask *= tf.math.divide_no_nan(total, valid)
     weights = mask
@@ -165,6 +168,6 @@ def _reduce(values, sample_weight, mask, reduction, current):
     if reduction in ("sum", None, "none"):
         return tf.math.divide_no_nan(total if reduction == "sum" else values, share)
     if reduction == "mean_with_sample_weight" and weights is not None:
-        (divisor,) = current.reduce_sum([tf.reduce_sum(weights)])
+        (divisor,) = current.reduce_sum([current.own(tf.reduce_sum(weights))])
         return tf.math.divide_no_nan(total, divisor * share)
     return tf.math.divide_no_nan(total, tf.cast(tf.size(values), values.dtype))

@@ -28,6 +28,13 @@ class GradientWindow:
         self.slots = {}  # id of the optimizer -> (optimizer, variables, accumulators)
         self.rows = None
 
+    def variables(self):
+        """Returns every variable of the window, in a fixed order."""
+        found = [] if self.rows is None else [self.rows]
+        for _, _, accumulators in self.slots.values():
+            found.extend(accumulators)
+        return found
+
     def prepare(self, optimizer, variables):
         """Makes the accumulators of an optimizer once."""
         if id(optimizer) in self.slots:

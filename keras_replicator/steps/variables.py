@@ -20,7 +20,10 @@ def _assign_local_copy(original, variable, value):
     if not current.distributed or current.building:
         return original(variable, value)
     copy = compat.local_copy(variable)
-    copy.assign(tf.cast(value, copy.dtype))
+    value = tf.cast(value, copy.dtype)
+    if current.rows is not None and not current.applying and compat.is_summed_on_read(variable):
+        value = tf.where(current.rows > 0, value, copy)  # no rows, no metric
+    copy.assign(value)
     return None
 
 

@@ -1,0 +1,216 @@
+"""stream: what `steps_per_epoch` means for data of known, unknown and endless size."""
+
+import types
+import warnings
+
+import pytest
+
+from keras_replicator.epochs import run_epoch
+from keras_replicator.stream import Stream
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras():
+    """Nothing here touches Keras, so nothing of it has to be renewed for each test."""
+
+
+class FakeSource:
+    """Batches that are pairs (pass, number of the batch in that pass).
+
+    Args:
+        batches: How many a pass has; None for endless data.
+        known: Whether the source knows that number.
+        passes: How often the data can be read: a generator gives nothing more after one pass.
+    """
+
+    def __init__(self, batches, known=True, passes=None):
+        self.num_batches = batches if known else None
+        self.batches = batches
+        self.passes = passes
+        self.opened = []
+        self.begun = self.ended = 0
+
+    def iterator(self, epoch, start=0):
+        exhausted = self.passes is not None and len(self.opened) >= self.passes
+        self.opened.append((epoch, start))
+        end = start if exhausted else self.batches if self.batches is not None else 10**6
+        return iter([(epoch, number) for number in range(start, min(end, start + 100))])
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+class Loop:
+    """Reads up to `steps` batches, as the compiled loop does; remembers them."""
+
+    one_by_one = False
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, iterator, steps, position=0):
+        before = len(self.seen)
+        for _ in range(steps):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            self.seen.append(batch)
+        done = len(self.seen) - before
+        return done, done, ()
+
+
+ENGINE = types.SimpleNamespace(agree=lambda steps, stop: (steps, stop), num_workers=1)
+HOOKS = types.SimpleNamespace(
+    begin=lambda step: None, end=lambda step, outputs: None, stopped=lambda: False
+)
+
+
+class Pacing:
+    """A fixed number of steps each call, at most what remains."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def begin(self, position, remaining=None):
+        return self.steps if remaining is None else min(self.steps, remaining)
+
+    def end(self, steps):
+        pass
+
+
+def epochs(source, steps=None, count=3, per_call=1, start=0):
+    """(batches of each epoch, stream)."""
+    stream = Stream(source, steps)
+    result = []
+    for epoch in range(count):
+        loop = Loop()
+        first = start if epoch == 0 else 0
+        stream.begin_epoch(epoch, first)
+        run_epoch(ENGINE, loop, stream, Pacing(per_call), HOOKS, start=first)
+        stream.end_epoch()
+        result.append(loop.seen)
+    return result, stream
+
+
+def whole(number, batches):
+    """The batches of one pass."""
+    return [(number, batch) for batch in range(batches)]
+
+
+per_call = pytest.mark.parametrize("per_call", [1, 3, 100])
+
+
+# Without steps_per_epoch
+
+
+@per_call
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_every_epoch_reads_the_data_once(known, per_call):
+    source = FakeSource(4, known)
+    seen, stream = epochs(source, per_call=per_call)
+    assert seen == [whole(0, 4), whole(1, 4), whole(2, 4)]
+    assert (source.begun, source.ended) == (3, 3)
+    assert stream.steps_per_epoch == 4  # known from the second epoch on, as in Keras
+
+
+def test_unknown_size_is_unknown_in_the_first_epoch():
+    assert Stream(FakeSource(4, known=False)).steps_per_epoch is None
+
+
+def test_epoch_that_resumes():
+    seen, _ = epochs(FakeSource(4), count=2, start=3)
+    assert seen == [[(0, 3)], whole(1, 4)]
+
+
+# With steps_per_epoch
+
+
+@per_call
+def test_one_iterator_goes_on_over_epochs(per_call):
+    """Endless data are never read from their start again."""
+    source = FakeSource(None)
+    seen, _ = epochs(source, steps=3, per_call=per_call)
+    assert seen == [[(0, number) for number in range(at, at + 3)] for at in (0, 3, 6)]
+    assert source.opened == [(0, 0)]
+
+
+@per_call
+def test_data_of_known_size_start_again(per_call):
+    """4 batches, 3 steps per epoch: the next pass begins in mid-epoch, nothing is skipped."""
+    source = FakeSource(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen, _ = epochs(source, steps=3, per_call=per_call)
+    assert seen == [whole(0, 3), [(0, 3), (1, 0), (1, 1)], [(1, 2), (1, 3), (2, 0)]]
+
+
+def test_more_steps_than_known_batches_read_several_passes():
+    seen, _ = epochs(FakeSource(2), steps=5, count=1, per_call=2)
+    assert seen == [whole(0, 2) + whole(1, 2) + [(2, 0)]]
+
+
+def test_resumed_stream_opens_the_pass_it_was_in():
+    """Epoch 2, step 1 of 3 is batch 7 of all: batch 3 of pass 1 when a pass has 4."""
+    source = FakeSource(4)
+    stream = Stream(source, 3)
+    stream.begin_epoch(2, start=1)
+    assert source.opened == [(1, 3)]
+    assert stream.available(10) == 1
+
+
+@per_call
+def test_data_that_end_early_warn_once(per_call):
+    """5 batches of unknown number, 2 epochs of 3 steps promised: the second is short."""
+    source = FakeSource(5, known=False)
+    with pytest.warns(UserWarning, match="The data ended after 2 of the 3 steps") as warned:
+        seen, _ = epochs(source, steps=3, count=2, per_call=per_call)
+    assert seen == [whole(0, 3), [(0, 3), (0, 4)]]
+    assert len(warned) == 1
+    assert "`steps_per_epoch` promises" in str(warned[0].message)
+    assert "dataset.repeat()" in str(warned[0].message)
+
+
+def test_warning_names_its_argument():
+    stream = Stream(FakeSource(2, known=False), 3, "validation_steps")
+    stream.begin_epoch(0)
+    with pytest.warns(UserWarning, match="`validation_steps` promises"):
+        run_epoch(ENGINE, Loop(), stream, Pacing(1), HOOKS)
+
+
+def test_data_that_always_end_early_warn_once_in_all():
+    with pytest.warns(UserWarning, match="The data ended") as warned:
+        seen, _ = epochs(FakeSource(2, known=False), steps=3, count=4)
+    assert len(warned) == 1
+    assert [len(batches) for batches in seen][0] == 2
+
+
+def test_data_that_end_with_their_epoch_do_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen, _ = epochs(FakeSource(6, known=False), steps=3, count=2)
+    assert seen == [whole(0, 3), [(0, 3), (0, 4), (0, 5)]]
+
+
+# Errors
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_data_without_batches(steps):
+    with pytest.raises(ValueError, match="The data hold no batches. Pass data with at least one"):
+        epochs(FakeSource(0, known=False), steps=steps, count=1)
+
+
+def test_generator_that_was_read_to_its_end():
+    with pytest.raises(ValueError, match="a generator that has been read to its end gives nothing"):
+        epochs(FakeSource(2, known=False, passes=1), count=2)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5])
+@pytest.mark.parametrize("argument", ["steps_per_epoch", "validation_steps", "steps"])
+def test_steps_below_one(argument, steps):
+    message = f"`{argument}` must be an int of at least 1. Received: {argument}={steps}"
+    with pytest.raises(ValueError, match=message):
+        Stream(FakeSource(4), steps, argument)
