@@ -68,6 +68,9 @@ class Saver:
 
     def at_step(self, epoch, step, total_steps):
         """Saves what was asked for; returns whether the run must end."""
+        for callback in self._callbacks:
+            if getattr(callback, "saves_when_preempted", False):
+                callback.on_steps_made(total_steps)
         self._agree()
         self._write_requested(epoch, step, total_steps)
         return self.preempted
@@ -86,6 +89,9 @@ class Saver:
 
     def finish(self):
         """Waits for the thread that writes, and raises what went wrong there."""
+        for callback in self._callbacks if not self._trainer._training else ():
+            if getattr(callback, "saves_when_preempted", False):
+                callback.restore_signals()
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

@@ -578,6 +578,9 @@ class ReplicatedTrainer:
             steps=stream.steps_per_epoch,
             model=self._host,
         )
+        for callback in compat.callbacks_of(callbacks):
+            if callback.params is not None:
+                callback.params.update(trainer=self, num_replicas=self.num_replicas)
         resumed = self._saver.prepare(resume, compat.callbacks_of(callbacks), loop)
         source.reseed(self._shuffle_seed)
         with (
@@ -645,7 +648,7 @@ class ReplicatedTrainer:
                 logs.update({f"val_{name}": value for name, value in results.items()})
             for callback in compat.callbacks_of(callbacks):
                 if callback.params is not None:
-                    callback.params.update(rows_seen=rows, num_replicas=self.num_replicas)
+                    callback.params.update(rows_seen=rows)
             callbacks.on_epoch_end(epoch, logs)
             saver.at_epoch_end(epoch, made)
             if engine.agree(0, hooks.stopped())[1]:
@@ -912,6 +915,13 @@ class ReplicatedTrainer:
                 checkpoints stay whole.
         """
         self._saver.save(directory, keep)
+
+    def preempt(self):
+        """Ends training at the next step on all workers: saved, with exit code 75.
+
+        What a signal handler calls; kr.callbacks.Checkpoint does it for SIGTERM.
+        """
+        self._saver.preempt()
 
     def restore_checkpoint(self, directory):
         """Takes the whole state from the newest complete checkpoint of a folder.

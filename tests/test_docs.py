@@ -5,23 +5,21 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import pytest
 
 import keras_replicator as kr
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_page(name, replicas=None, monkeypatch=None):
-    """Runs the Python blocks of a page, one after the other, and returns their names."""
+def run_page(name, replicas, monkeypatch):
+    """Runs the Python blocks of a page on a number of replicas and returns what they define."""
     page = (ROOT / name).read_text(encoding="utf-8")
-    if replicas is not None:
-        original = kr.ReplicatedTrainer
+    original = kr.ReplicatedTrainer
 
-        def on_some_devices(*args, **kwargs):
-            return original(*args, **{"devices": replicas, **kwargs})
+    def on_some_devices(*args, **kwargs):
+        return original(*args, **{"devices": replicas, **kwargs})
 
-        monkeypatch.setattr(kr, "ReplicatedTrainer", on_some_devices)
+    monkeypatch.setattr(kr, "ReplicatedTrainer", on_some_devices)
     names = {"__name__": "page"}
     for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         exec(compile(block, name, "exec"), names)
@@ -33,28 +31,25 @@ def weights_of(model):
     return [weight.numpy() for part in models for weight in part.trainable_weights]
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_custom_steps_equal_one_device(replicas, monkeypatch):
-    page = run_page("docs/custom_steps.md", replicas, monkeypatch)
-    # Piece 1: the step equals the loop. (`trainer` is the one of piece 2 by now.)
-    step = kr.ReplicatedTrainer(page["build"], train_step=page["train_step"], seed=0)
-    step.compile(optimizer=keras.optimizers.Adam(0.01))
-    step.fit(page["x"], page["y"], batch_size=16, epochs=3, shuffle=False, verbose=0)
-    for one, other in zip(page["model"].get_weights(), weights_of(step.model), strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
-    # Piece 2: the tokens of the data, counted once each.
-    assert page["history"].history["tokens"] == [page["valid"].sum()] * 2
-    # Piece 3: 5 steps an epoch, 2 epochs.
-    iterations = {name: int(o.iterations.numpy()) for name, o in page["gan"].optimizers.items()}
-    assert iterations == {"generator": 10, "critic": 20}
+def assert_close(weights, reference):
+    for actual, expected in zip(weights, reference, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_custom_steps_do_not_depend_on_the_number_of_replicas(monkeypatch):
-    pages = []
+def test_custom_steps_equal_one_device_on_any_number_of_replicas(monkeypatch):
+    pages = {}
     for replicas in (1, 4):
         with monkeypatch.context() as patch:
-            pages.append(run_page("docs/custom_steps.md", replicas, patch))
+            pages[replicas] = page = run_page("docs/custom_steps.md", replicas, patch)
+            # Piece 1: the step equals the loop. (`trainer` is the one of piece 2 by now.)
+            step = kr.ReplicatedTrainer(page["build"], train_step=page["train_step"])
+            step.compile(optimizer=keras.optimizers.Adam(0.01))
+            step.fit(page["x"], page["y"], batch_size=16, epochs=3, shuffle=False, verbose=0)
+            assert_close(weights_of(step.model), weights_of(page["model"]))
+        # Piece 2: the tokens of the data, counted once each.
+        assert page["history"].history["tokens"] == [page["valid"].sum()] * 2
+        # Piece 3: 5 steps an epoch, 2 epochs.
+        counts = {name: int(o.iterations.numpy()) for name, o in page["gan"].optimizers.items()}
+        assert counts == {"generator": 10, "critic": 20}
     for name in ("trainer", "gan", "contrastive"):
-        one, many = (weights_of(page[name].model) for page in pages)
-        for a, b in zip(one, many, strict=True):
-            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert_close(*(weights_of(pages[replicas][name].model) for replicas in (4, 1)))
