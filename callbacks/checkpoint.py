@@ -8,7 +8,15 @@ import time
 
 import keras
 
-_UNITS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_UNITS = {
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+}
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -62,9 +70,7 @@ class Checkpoint(keras.callbacks.Callback):
             numbers = [signal.SIGTERM]
             if "SLURM_JOB_ID" in os.environ:
                 numbers.append(signal.SIGUSR1)
-            self._handlers = {
-                number: signal.signal(number, self._preempt) for number in numbers
-            }
+            self._handlers = {number: signal.signal(number, self._preempt) for number in numbers}
 
     def on_train_end(self, logs=None):
         self.restore_signals()

@@ -28,14 +28,14 @@ class TensorBoard(keras.callbacks.TensorBoard):
     Example:
 
     ```python
-    board = kr.callbacks.TensorBoard("logs", plan=trainer.plan, hparams={"learning_rate": 0.1})
+    board = kr.callbacks.TensorBoard("logs", hparams={"learning_rate": 0.1})
     trainer.fit(x, y, epochs=3, callbacks=[board])
     # tensorboard --logdir logs
     ```
 
     Args:
         log_dir: folder of the log files; Keras' `train` and `validation` lie below it.
-        plan: `trainer.plan`; None leaves it to the trainer to tell it.
+        plan: a plan to show; None for that of the trainer.
         hparams: dict of names to numbers, booleans or strings, or None.
         images: dict of names to functions `fn(epoch)` that return images `[n, height, width, 1 or
             3]` in 0 to 1, drawn as one grid at each epoch's end. They run on every worker, so
@@ -100,7 +100,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
         self._steps_before_epoch = self._steps_of_epoch = 0
-        plan = self.plan if self.plan is not None else (self.params or {}).get("plan")
+        trainer = (self.params or {}).get("trainer")
+        plan = self.plan if self.plan is not None else getattr(trainer, "plan", None)
         with self._train_writer.as_default():
             if plan is not None:
                 tf.summary.text("plan", _as_markdown(str(plan)), step=0)

@@ -110,7 +110,7 @@ def train(dataset="digits", replicas=None, batch_size=64, epochs=15, logdir="log
 
     callbacks = [kr.callbacks.Throughput()]
     if logdir:
-        callbacks.append(kr.callbacks.TensorBoard(logdir, plan=trainer.plan))
+        callbacks.append(kr.callbacks.TensorBoard(logdir))
     test = test_data(builder, batch_size)
     history = trainer.fit(
         training_data(builder, batch_size),

@@ -588,6 +588,75 @@ def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
         extended._initialize_local_devices = original
 
 
+# Our own group of collectives, apart from those that tf.distribute numbers.
+_GROUP_KEY = 0x6B72
+_HASH_RANGE = 2**31 - 1
+
+
+def _instance_key(tag, shape):
+    """A number for one collective and one shape.
+
+    TensorFlow remembers the shape of a collective by its number, and refuses the shorter batch at
+    the end of an epoch; a number of its own for each shape is accepted.
+    """
+    shape = tf.cast(shape, tf.int64)
+    places = tf.cast(tf.range(1, tf.size(shape) + 1), tf.int64) * 7919
+    return tf.cast(
+        (tf.constant(tag, tf.int64) * 1_000_003 + tf.reduce_sum((shape + 1) * places))
+        % _HASH_RANGE,
+        tf.int32,
+    )
+
+
+def sum_any_shape(tensor, num_replicas, tag):
+    """Adds up a tensor over the replicas of all workers; its shape may differ between steps."""
+    return tf.raw_ops.CollectiveReduceV2(
+        input=tensor,
+        group_size=num_replicas,
+        group_key=_GROUP_KEY,
+        instance_key=_instance_key(tag, tf.shape(tensor)),
+        ordering_token=[],
+        merge_op="Add",
+        final_op="Id",
+        communication_hint="auto",
+    )
+
+
+def gather_any_size(tensor, num_replicas, index, tag):
+    """Concatenates rows over the replicas of all workers, in the order of replicas.
+
+    Args:
+        tensor: Tensor of rank >= 1 whose first dimension may differ between replicas and steps.
+        num_replicas: Replicas of the job.
+        index: Number of this replica.
+        tag: A number for this call, the same on all replicas.
+    """
+
+    def gather(value, key):
+        return tf.raw_ops.CollectiveGatherV2(
+            input=value,
+            group_size=num_replicas,
+            group_key=_GROUP_KEY,
+            instance_key=key,
+            ordering_token=[],
+            communication_hint="auto",
+        )
+
+    rows = tf.shape(tensor)[0]
+    facts = gather(tf.stack([[tf.cast(index, tf.int32), rows]]), _instance_key(tag, [0]))
+    largest = tf.reduce_max(facts[:, 1])
+    padding = tf.zeros(tf.concat([[largest - rows], tf.shape(tensor)[1:]], 0), tensor.dtype)
+    padded = tf.concat([tensor, padding], 0)
+    everything = gather(padded, _instance_key(tag, tf.concat([[1], tf.shape(padded)], 0)))
+    order = tf.argsort(facts[:, 0])
+    parts = [
+        everything[order[number] * largest : order[number] * largest + facts[order[number], 1]]
+        for number in range(num_replicas)
+    ]
+    joined = tf.concat(parts, 0)
+    return tf.ensure_shape(joined, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+
+
 def set_shared_value(key, value):
     """Stores a string that every worker of the job can read."""
     from tensorflow.python.eager import context

@@ -45,6 +45,8 @@ class Replica:
         sync_batch_norm: Whether BatchNormalization takes its statistics over all replicas.
         building: Whether this pass only creates variables (nothing is updated).
         window: What accumulates gradients between updates, or None.
+        several_workers: Whether the replicas belong to more than one process.
+        call: Number of the call that this pass belongs to, the same on all replicas.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Replica:
         sync_batch_norm=False,
         building=False,
         window=None,
+        several_workers=False,
+        call=0,
     ):
         self.index = index
         self.num_replicas = num_replicas
@@ -66,6 +70,8 @@ class Replica:
         self.sync_batch_norm = sync_batch_norm
         self.building = building
         self.window = window
+        self.several_workers = several_workers
+        self._tag = call * 1024  # numbers this replica's collectives in order
         self.in_compiled_forward = False  # inside a function that XLA compiles
         self.applying = False  # inside an optimizer's apply, after the reduction
         self.assigned = {}  # id -> Keras variable that the step has assigned
@@ -99,20 +105,45 @@ class Replica:
         if not self.distributed or not tensors:
             return list(tensors)
         self._check_collective()
+        tensors = [_placed(tensor) for tensor in tensors]
+        if not self.several_workers:
+            return self._reduce_at_once(tensors)
+        fixed = [number for number, tensor in enumerate(tensors) if _has_fixed_shape(tensor)]
+        reduced = dict(zip(fixed, self._reduce_at_once([tensors[number] for number in fixed])))
+        return [
+            reduced[number] if number in reduced else self._reduce_any_shape(tensor)
+            for number, tensor in enumerate(tensors)
+        ]
+
+    def _reduce_at_once(self, tensors):
+        if not tensors:
+            return []
         context = tf.distribute.get_replica_context()
         with _named_errors():
-            return context.all_reduce(
-                tf.distribute.ReduceOp.SUM, [_placed(tensor) for tensor in tensors]
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+
+    def _reduce_any_shape(self, tensor):
+        if isinstance(tensor, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                self.gather(tensor.values, 0), self.gather(tensor.indices, 0), tensor.dense_shape
             )
+        self._tag += 1
+        return compat.sum_any_shape(tensor, self.num_replicas, self._tag)
 
     def gather(self, tensor, axis):
         """Concatenates a tensor of rank >= 1 over replicas. Not differentiable by itself."""
         if not self.distributed:
             return tensor
         self._check_collective()
+        tensor = _placed(tensor)
+        if self.several_workers:
+            self._tag += 1
+            first = _axis_first(tensor, axis)
+            gathered = compat.gather_any_size(first, self.num_replicas, self.index, self._tag)
+            return _axis_first(gathered, axis, back=True)
         context = tf.distribute.get_replica_context()
         with _named_errors():
-            return context.all_gather(_placed(tensor), axis=axis)
+            return context.all_gather(tensor, axis=axis)
 
     def _check_collective(self):
         if self.in_compiled_forward:
@@ -126,6 +157,21 @@ class Replica:
                 "A collective of kr.replica was called in cross-replica context. Call it inside of "
                 "a step, or by `trainer.run(fn)`."
             )
+
+
+def _has_fixed_shape(tensor):
+    return not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
+
+
+def _axis_first(tensor, axis, back=False):
+    """Moves an axis to the front, or back from there."""
+    if axis == 0:
+        return tensor
+    others = [number for number in range(tensor.shape.rank) if number != axis]
+    order = [axis, *others]
+    if back:
+        order = sorted(range(len(order)), key=order.__getitem__)
+    return tf.transpose(tensor, order)
 
 
 def _placed(tensor):

@@ -70,7 +70,7 @@ def test_speed_learning_rate_and_memory(tmp_path):
 def test_the_trainers_rows_and_plan(tmp_path):
     trainer = kr.ReplicatedTrainer(build, devices=2)
     trainer.compile(optimizer="sgd", loss="mse")
-    fit(kr.callbacks.TensorBoard(tmp_path, plan=trainer.plan, one_replica=1.0), trainer=trainer)
+    fit(kr.callbacks.TensorBoard(tmp_path, one_replica=1.0), trainer=trainer)
     values = written(tmp_path / "train")
     assert b"mirrored" in values["plan"][0][1].item()
     assert b"dense" in values["model summary"][0][1].item()

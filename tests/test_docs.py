@@ -53,3 +53,20 @@ def test_custom_steps_equal_one_device_on_any_number_of_replicas(monkeypatch):
         assert counts == {"generator": 10, "critic": 20}
     for name in ("trainer", "gan", "contrastive"):
         assert_close(*(weights_of(pages[replicas][name].model) for replicas in (4, 1)))
+
+
+def test_readme_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    page = run_page("README.md", 2, monkeypatch)
+    assert page["accuracy"] > 0.5
+    assert (tmp_path / "model.keras").exists()
+    x = np.ones((6, 5, 3), "float32")
+    mask = np.ones((6, 5), "float32")
+    history = page["trainer"].fit(x, x.sum(-1), sample_weight=mask, batch_size=4, verbose=0)
+    assert history.history["tokens"] == [30.0]
+
+
+def test_links_of_pages_lead_to_files():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

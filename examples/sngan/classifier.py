@@ -1,7 +1,7 @@
 """A small classifier of the same images, whose features judge the samples.
 
-    judge = train_classifier(builder, preset)
-    outputs = judge.predict(images)         # {"features": [rows, 128], "logits": [rows, classes]}
+judge = train_classifier(builder, preset)
+outputs = judge.predict(images)         # {"features": [rows, 128], "logits": [rows, classes]}
 """
 
 import keras

@@ -1,4 +1,4 @@
-"""Images for SN-GAN, as the authors prepared them: x / 128 - 1 plus U(0, 1/128), no augmentation."""
+"""Images as the authors prepared them: x / 128 - 1 plus U(0, 1/128), no augmentation."""
 
 import tensorflow as tf
 

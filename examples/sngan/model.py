@@ -1,8 +1,8 @@
 """Generator and projection discriminator (Miyato et al. 2018; Miyato & Koyama 2018).
 
-    models = build_models(PRESETS["fashion_mnist32"], seed=0)
-    models["generator"]([latents, labels])         # images in -1 to 1
-    models["discriminator"]([images, labels])      # one number per row
+models = build_models(PRESETS["fashion_mnist32"], seed=0)
+models["generator"]([latents, labels])         # images in -1 to 1
+models["discriminator"]([images, labels])      # one number per row
 """
 
 import keras
@@ -10,7 +10,7 @@ from keras import layers
 
 from sngan.spectral import SpectralNormalization
 
-# Glorot's uniform distribution, with twice the variance in front of a ReLU, as in the authors' code.
+# Glorot's uniform distribution; twice the variance in front of a ReLU, as in the authors' code.
 _GLOROT = keras.initializers.VarianceScaling(1.0, mode="fan_avg", distribution="uniform")
 _GLOROT_RELU = keras.initializers.VarianceScaling(2.0, mode="fan_avg", distribution="uniform")
 _NORMALIZATION = {"momentum": 0.9, "epsilon": 2e-5}
@@ -33,7 +33,7 @@ class Latents(layers.Layer):
         self.num_classes = num_classes
         self.seed_generator = keras.random.SeedGenerator(seed)
 
-    def call(self, rows):
+    def draw(self, rows):
         """Returns `(latents, labels)` for a number of rows (an int or a scalar tensor)."""
         latents = keras.random.normal((rows, self.size), seed=self.seed_generator)
         labels = keras.random.randint((rows,), 0, self.num_classes, seed=self.seed_generator)

@@ -1,6 +1,6 @@
 """The published configurations, and one that a CPU can train.
 
-    preset = PRESETS["cifar10"]
+preset = PRESETS["cifar10"]
 """
 
 import dataclasses

@@ -54,7 +54,7 @@ def update_discriminator(models, images, labels, optimizer):
     """
     generator, discriminator = models["generator"], models["discriminator"]
     rows = tf.shape(labels)[0]
-    latents, fake_labels = generator.latents(rows)
+    latents, fake_labels = generator.latents.draw(rows)
     fakes = generator([latents, fake_labels], training=True)
     everything = [tf.concat([images, fakes], 0), tf.concat([labels, fake_labels], 0)]
     with tf.GradientTape() as tape:
@@ -74,7 +74,7 @@ def update_generator(models, rows, optimizer):
         optimizer: the generator's optimizer.
     """
     generator, discriminator = models["generator"], models["discriminator"]
-    latents, labels = generator.latents(rows)
+    latents, labels = generator.latents.draw(rows)
     with tf.GradientTape() as tape:
         logits = discriminator([generator([latents, labels], training=True), labels], training=True)
         loss = -kr.replica.mean(logits)

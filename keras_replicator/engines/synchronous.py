@@ -38,7 +38,7 @@ class SynchronousEngine(Engine):
         self.shard = Shard(worker * count, count, self.num_replicas)
         self.sync_batch_norm = False
         self._runs = {}
-        self._sums = {}
+        self._calls = 0
 
     @contextlib.contextmanager
     def scope(self):
@@ -71,6 +71,9 @@ class SynchronousEngine(Engine):
             A list with the outputs of this worker's replicas, in order.
         """
 
+        self._calls += 1
+        call = self._calls
+
         def on_replica():
             if self.strategy is None:
                 index = 0
@@ -85,6 +88,8 @@ class SynchronousEngine(Engine):
                 total_rows=rows,
                 sync_batch_norm=self.sync_batch_norm,
                 window=window,
+                several_workers=self.num_workers > 1,
+                call=call,
             )
             current.scratch.update(scratch or {})
             with replica.activate(current):
