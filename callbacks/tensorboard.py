@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_replicator import compat
 from keras_replicator.callbacks.dashboards import dashboards_summary
 from keras_replicator.callbacks.readings import learning_rates, loss_scales, memory
 from keras_replicator.callbacks.throughput import Throughput
@@ -102,7 +103,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._steps_before_epoch = self._steps_of_epoch = 0
         trainer = (self.params or {}).get("trainer")
         plan = self.plan if self.plan is not None else getattr(trainer, "plan", None)
-        with self._train_writer.as_default():
+        with compat.train_writer(self).as_default():
             if plan is not None:
                 tf.summary.text("plan", _as_markdown(str(plan)), step=0)
             for name, text in _summaries(self.model).items():
@@ -127,7 +128,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.update_freq == "epoch" or not isinstance(logs, dict):
             return
         if step // self.update_freq > before // self.update_freq:
-            with self._train_writer.as_default(), tf.summary.record_if(True):
+            with compat.train_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in logs.items():
                     tf.summary.scalar(f"batch_{name}", value, step=step)
 
@@ -157,7 +158,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         }.items():
             values.setdefault(name, value)
         # With an int as update_freq Keras records at its multiples only, an epoch's values, too.
-        with self._train_writer.as_default(), tf.summary.record_if(True):
+        with compat.train_writer(self).as_default(), tf.summary.record_if(True):
             super().on_epoch_end(epoch, values)
             if not set(values) <= self._charted:
                 self._charted |= set(values)

@@ -10,6 +10,7 @@ scikit-learn; `LocalFashionMNIST` serves the Fashion-MNIST files that Debian's p
 """
 
 import pathlib
+import random
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -123,11 +124,15 @@ def prepare(dataset_builder):
     Args:
         dataset_builder: a `tfds.core.DatasetBuilder`.
     """
+    state = random.getstate()
+    random.seed()  # tfds names its temporary folder at random, and workers share their seed
     try:
         dataset_builder.download_and_prepare()
     except OSError:
         if not _is_prepared(dataset_builder):
             raise
+    finally:
+        random.setstate(state)
 
 
 def _is_prepared(dataset_builder):

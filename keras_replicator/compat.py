@@ -39,6 +39,11 @@ _WRAPPABLE = {
         "LossScaleOptimizer",
         "apply",
     ),
+    "add_optimizer_variable": (
+        "keras.src.backend.tensorflow.optimizer",
+        "TFOptimizer",
+        "add_variable_from_reference",
+    ),
     "tf_apply_scaled": (
         "keras.src.optimizers.loss_scale_optimizer",
         "LossScaleOptimizer",
@@ -208,6 +213,11 @@ def get_mask(tensor):
     from keras.src import backend
 
     return backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor, mask):
+    """Lets a Keras mask travel with a tensor."""
+    tensor._keras_mask = mask
 
 
 def same_rank(first, second):
@@ -440,6 +450,15 @@ def callback_list(callbacks, **kwargs):
     if isinstance(callbacks, CallbackList):
         return callbacks
     return CallbackList(callbacks, **kwargs)
+
+
+def as_callbacks(callbacks):
+    """Returns the callbacks of what `fit` takes as `callbacks`, as a list."""
+    if callbacks is None:
+        return []
+    if hasattr(callbacks, "callbacks"):
+        return list(callbacks.callbacks)
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def callbacks_of(callback_list):
@@ -688,12 +707,19 @@ def first_copy(variable):
 
 def reads_first_replica(variable):
     """Whether readers see the first replica's copy rather than the sum over replicas."""
-    return (
-        getattr(raw_variable(variable), "_aggregation", None)
-        != tf.VariableAggregation.SUM
-    )
+    return getattr(raw_variable(variable), "_aggregation", None) != tf.VariableAggregation.SUM
 
 
 def plain_numbers(history):
     """Returns a history with Python floats, which JSON takes."""
     return {name: [float(value) for value in values] for name, values in history.items()}
+
+
+def profiles_batches(tensorboard):
+    """Whether a `keras.callbacks.TensorBoard` profiles some batches."""
+    return bool(tensorboard._should_trace)
+
+
+def train_writer(tensorboard):
+    """Returns the summary writer with which `keras.callbacks.TensorBoard` logs training."""
+    return tensorboard._train_writer

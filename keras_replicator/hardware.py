@@ -100,7 +100,7 @@ def simulate_devices(count):
     """
     if not isinstance(count, int) or count < 1:
         raise ValueError(
-            "simulate_devices: `count` must be an int of at least 1. " f"Received: count={count!r}"
+            f"simulate_devices: `count` must be an int of at least 1. Received: count={count!r}"
         )
     physical = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(physical) or [None]) == count:

@@ -9,6 +9,8 @@ import time
 
 import keras
 
+from keras_replicator import compat
+
 _TARGET_SECONDS = 0.1
 _HOOKS = {
     "train": (
@@ -52,9 +54,9 @@ def batch_interval(callback, phase="train"):
     if isinstance(callback, keras.callbacks.TensorBoard) and _keeps_batch_hooks(callback):
         if phase != "train":
             return None
-        if getattr(callback, "profile_batch", 0) or callback.update_freq == "batch":
-            return 1
-        return None if callback.update_freq == "epoch" else int(callback.update_freq)
+        # It counts the calls of its hooks, so it sees every batch or none.
+        quiet = callback.update_freq == "epoch" and not compat.profiles_batches(callback)
+        return None if quiet else 1
     base = keras.callbacks.Callback
     for hook in _HOOKS[phase]:
         if hook in vars(callback) or getattr(type(callback), hook) is not getattr(base, hook):

@@ -1,12 +1,14 @@
 """What runs where, and why: a pure decision from hardware, cluster and request.
 
-    plan = make_plan(detect_hardware(), cluster, strategy="auto", devices=None)
-    print(plan)
+plan = make_plan(detect_hardware(), cluster, strategy="auto", devices=None)
+print(plan)
 """
 
 import dataclasses
 
 STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
+# Names that are taken and not built yet.
+PLANNED = ("parameter_server", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +87,16 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
         ValueError: For an unknown strategy, devices that do not exist, or a request that
             contradicts the cluster.
     """
+    if strategy in PLANNED:
+        raise ValueError(
+            f"`strategy={strategy!r}` is not available in this version; "
+            f"{', '.join(map(repr, STRATEGIES))} are. Received: strategy={strategy!r}"
+        )
     if strategy not in STRATEGIES:
         raise ValueError(
-            f"`strategy` must be one of {', '.join(map(repr, STRATEGIES))}, or a "
-            f"tf.distribute.Strategy. Received: strategy={strategy!r}"
+            f"`strategy` must be one of {', '.join(map(repr, STRATEGIES + PLANNED))}, or a "
+            f"tf.distribute.Strategy ({' and '.join(map(repr, PLANNED))} are not available in this "
+            f"version). Received: strategy={strategy!r}"
         )
     workers = 1 if cluster is None else cluster.num_workers
     names, why_devices = _choose_devices(hardware, devices, strategy)

@@ -382,7 +382,9 @@ def map_gather(items, fn):
             result = fn(item) if mine else _zeros_of(fn, item)
         else:
             mine = tf.equal(replica.index, owner)
-            result = tf.cond(mine, lambda item=item: fn(item), lambda item=item: _zeros_of(fn, item))
+            result = tf.cond(
+                mine, lambda item=item: fn(item), lambda item=item: _zeros_of(fn, item)
+            )
         results.append(
             _map_leaves(lambda leaves: _differentiable_sum(leaves, all_count=True), result)
         )
@@ -414,9 +416,7 @@ def map_reduce(items, fn, op="sum"):
     results = map_gather(items, fn)
     if not results:
         raise ValueError("map_reduce: `items` is empty. Received: items=[]")
-    return tf.nest.map_structure(
-        lambda *values: reducers[op](tf.stack(values), axis=0), *results
-    )
+    return tf.nest.map_structure(lambda *values: reducers[op](tf.stack(values), axis=0), *results)
 
 
 # --------------------------------------------------------------------------- exact means, sums
@@ -447,18 +447,14 @@ def mean(per_row, sample_weight=None, normalize="rows"):
     """
     if normalize not in ("rows", "weights"):
         raise ValueError(
-            "mean: `normalize` must be 'rows' or 'weights'. " f"Received: normalize={normalize!r}"
+            f"mean: `normalize` must be 'rows' or 'weights'. Received: normalize={normalize!r}"
         )
     replica = _here()
     values, weights = _weighted(per_row, sample_weight)
     if normalize == "rows" or weights is None:
-        return tf.math.divide_no_nan(
-            tf.reduce_sum(values), tf.cast(tf.size(values), values.dtype)
-        )
+        return tf.math.divide_no_nan(tf.reduce_sum(values), tf.cast(tf.size(values), values.dtype))
     total = replica.reduce_sum([replica.own(tf.reduce_sum(weights))])[0]
-    return tf.math.divide_no_nan(
-        tf.reduce_sum(values), total * replica.weight(values.dtype)
-    )
+    return tf.math.divide_no_nan(tf.reduce_sum(values), total * replica.weight(values.dtype))
 
 
 def sum(per_row, sample_weight=None):  # noqa: A001 - the contract's name
@@ -546,8 +542,10 @@ def _numeric(tensor):
 
 
 def _inexact(tensor):
-    return tensor if tensor.dtype.is_floating or tensor.dtype.is_complex else tf.cast(
-        tensor, keras.config.floatx()
+    return (
+        tensor
+        if tensor.dtype.is_floating or tensor.dtype.is_complex
+        else tf.cast(tensor, keras.config.floatx())
     )
 
 
@@ -629,7 +627,9 @@ def _over_stack(leaves, reduce, neutral):
 def _zeros_of(fn, item):
     """Zeros of the shapes that `fn(item)` would return, without computing it."""
     specs = tf.nest.map_structure(
-        lambda leaf: tf.TensorSpec(tf.convert_to_tensor(leaf).shape, tf.convert_to_tensor(leaf).dtype),
+        lambda leaf: tf.TensorSpec(
+            tf.convert_to_tensor(leaf).shape, tf.convert_to_tensor(leaf).dtype
+        ),
         item,
     )
     outputs = tf.function(fn, autograph=False).get_concrete_function(specs).structured_outputs
@@ -649,7 +649,5 @@ def _weighted(per_row, sample_weight):
     weights = tf.cast(sample_weight, values.dtype)
     values, weights = compat.same_rank(values, weights)
     if values.shape.rank > weights.shape.rank:
-        values = tf.reduce_mean(
-            values, axis=list(range(weights.shape.rank, values.shape.rank))
-        )
+        values = tf.reduce_mean(values, axis=list(range(weights.shape.rank, values.shape.rank)))
     return values * weights, tf.broadcast_to(weights, tf.shape(values))

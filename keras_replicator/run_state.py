@@ -161,9 +161,7 @@ def _is_plain(value):
 
 
 def _is_array_list(value):
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(v, np.ndarray) for v in value)
-    )
+    return isinstance(value, list) and bool(value) and all(isinstance(v, np.ndarray) for v in value)
 
 
 def _to_json(value):

@@ -38,13 +38,13 @@ class Saver:
     """Saves and restores one trainer.
 
     Args:
-        trainer: The `ReplicatedTrainer`, whose parts it reads.
+        session: The `Session`.
     """
 
-    def __init__(self, trainer):
-        self._trainer = trainer
+    def __init__(self, session):
+        self._session = session
         self._callbacks = []
-        self._loop = None
+        self._phase = None
         self._requests = {}  # directory -> keep
         self._pending = None  # what was read before the variables existed
         self._position = (0, 0, 0)  # epoch, step of the epoch, steps of the run
@@ -58,7 +58,7 @@ class Saver:
     def save(self, directory, keep=None):
         """Saves now, or at the next boundary while training."""
         self._requests[str(directory)] = keep
-        if not self._trainer._training:
+        if not self._session.training:
             self._write_requested(*self._position)
             self.finish()
 
@@ -89,7 +89,7 @@ class Saver:
 
     def finish(self):
         """Waits for the thread that writes, and raises what went wrong there."""
-        for callback in self._callbacks if not self._trainer._training else ():
+        for callback in self._callbacks if not self._session.training else ():
             if getattr(callback, "saves_when_preempted", False):
                 callback.restore_signals()
         writing, self._writing = self._writing, None
@@ -98,11 +98,11 @@ class Saver:
 
     def _agree(self):
         """One worker's signal or clock counts for all."""
-        engine = self._trainer._engine
+        engine = self._session.engine
         if engine.num_workers == 1:
             return
         self.preempted = engine.agree(0, self.preempted)[1]
-        wanted = engine.agree(0, bool(self._requests) and self._trainer.plan.is_chief)[1]
+        wanted = engine.agree(0, bool(self._requests) and self._session.plan.is_chief)[1]
         if not wanted:
             self._requests = {}
         elif not self._requests:
@@ -116,9 +116,9 @@ class Saver:
         if not requests:
             return
         if self._config is None:
-            self._config = _model_config(self._trainer._host)
+            self._config = _model_config(self._session.models.host)
         tensors, state = self._collect(epoch, step, total_steps)
-        if not self._trainer.plan.is_chief:
+        if not self._session.plan.is_chief:
             return
         self.finish()
         if self._pool is None:
@@ -133,31 +133,34 @@ class Saver:
         }
 
     def _collect(self, epoch, step, total_steps):
-        trainer, loop = self._trainer, self._loop
-        logs = None if loop is None else loop.logs
-        tensors = self._state().collect(
-            None if loop is None else loop.window, {} if logs is None else logs.totals()
-        )
+        session, phase = self._session, self._phase
+        logs = None if phase is None else phase.logs
+        window = None if phase is None else phase.window
+        tensors = self._state().collect(window, {} if logs is None else logs.totals())
         entries, arrays = callback_states(self._callbacks)
         tensors.update(arrays)
-        history = trainer._host.history.history if getattr(trainer._host, "history", None) else {}
+        history = (
+            session.models.host.history.history
+            if getattr(session.models.host, "history", None)
+            else {}
+        )
         return tensors, {
             "epoch": epoch,
             "step": step,
             "total_steps": total_steps,
-            "epochs_seen": trainer._epochs_seen,
-            "shuffle_seed": trainer._shuffle_seed,
-            "window": trainer._window.steps,
-            "num_replicas": trainer.num_replicas,
+            "epochs_seen": session.epochs_seen,
+            "shuffle_seed": session.shuffle_seed,
+            "window": session.window.steps,
+            "num_replicas": session.engine.num_replicas,
             "history": compat.plain_numbers(history),
             "callbacks": entries,
-            "plan": str(trainer.plan),
+            "plan": str(session.plan),
             "model": self._config,
         }
 
     def _state(self):
-        trainer = self._trainer
-        return RunState(trainer._host, trainer._optimizers, trainer._engine)
+        session = self._session
+        return RunState(session.models.host, session.optimizers, session.engine)
 
     # -------------------------------------------------------------------------------- restoring
 
@@ -165,29 +168,29 @@ class Saver:
         """Restores what exists now; the rest when a loop has made it."""
         path, tensors, state = checkpoints.read(directory)
         self._pending = (path, tensors, state)
-        trainer = self._trainer
-        if trainer._host.built:
-            trainer._build_optimizer()
+        session = self._session
+        if session.models.host.built:
+            session.build_optimizer()
         if all(name in tensors for name in self._state().shared()) and _same_count(
             self._state().shared(), tensors
         ):
             self._apply(None)
 
-    def prepare(self, resume, callbacks, loop):
+    def prepare(self, resume, callbacks, phase):
         """Called by `fit` when every variable exists.
 
         Args:
             resume: None, a directory, or "auto" for that of the Checkpoint callback.
             callbacks: The callbacks of this fit.
-            loop: The training loop.
+            phase: The training `Phase`.
 
         Returns:
             A `Resumed`, or None.
         """
-        self._callbacks, self._loop = callbacks, loop
+        self._callbacks, self._phase = callbacks, phase
         self._requests, self.preempted = {}, False
         if self._pending is not None:
-            self._apply(loop)
+            self._apply(phase)
         self._position = (0, 0, 0)
         if resume is None:
             return None
@@ -196,25 +199,25 @@ class Saver:
             return None
         self._pending = checkpoints.read(directory)
         path, tensors, state = self._pending
-        self._apply(loop)
-        trainer = self._trainer
-        trainer._window.steps = state["window"] % trainer._window.size
-        if trainer.plan.is_chief:
+        self._apply(phase)
+        session = self._session
+        session.window.steps = state["window"] % session.window.size
+        if session.plan.is_chief:
             where = f"epoch {state['epoch'] + 1}" + (
                 f", step {state['step']}" if state["step"] else ""
             )
-            print(f"Resumed from {path}: {where}.{_replicas_note(state, trainer)}", file=sys.stderr)
+            print(f"Resumed from {path}: {where}.{_replicas_note(state, session)}", file=sys.stderr)
         self._position = (state["epoch"], state["step"], state["total_steps"])
         return Resumed(*self._position, state["callbacks"], tensors)
 
-    def _apply(self, loop):
+    def _apply(self, phase):
         _, tensors, state = self._pending
         self._state().restore(
-            tensors, None if loop is None else loop.window, None if loop is None else loop.logs
+            tensors, None if phase is None else phase.window, None if phase is None else phase.logs
         )
-        trainer = self._trainer
-        trainer._epochs_seen = state["epochs_seen"]
-        trainer._shuffle_seed = state["shuffle_seed"]
+        session = self._session
+        session.epochs_seen = state["epochs_seen"]
+        session.shuffle_seed = state["shuffle_seed"]
         self._pending = None
 
     @staticmethod
@@ -240,8 +243,8 @@ def _same_count(variables, tensors):
     return len(variables) == sum(name.startswith(own) for name in tensors)
 
 
-def _replicas_note(state, trainer):
-    before, now = state["num_replicas"], trainer.num_replicas
+def _replicas_note(state, session):
+    before, now = state["num_replicas"], session.engine.num_replicas
     if before == now:
         return ""
     return (

@@ -18,7 +18,7 @@ def worker_files(callbacks, model, plan):
     """Keeps the workers other than the chief away from shared files.
 
     Args:
-        callbacks: The Keras callbacks of a fit.
+        callbacks: What the user passed as callbacks: None, one, a list, or a `CallbackList`.
         model: The Keras model.
         plan: The `Plan`.
     """
@@ -31,7 +31,7 @@ def worker_files(callbacks, model, plan):
         changed.append((owner, name, getattr(owner, name), name in vars(owner)))
         object.__setattr__(owner, name, value)
 
-    for callback in callbacks:
+    for callback in compat.as_callbacks(callbacks):
         if isinstance(callback, keras.callbacks.CSVLogger):
             set_attribute(callback, "filename", _ensured(beside(callback.filename, plan.worker)))
         elif isinstance(callback, keras.callbacks.TensorBoard):

@@ -58,7 +58,7 @@ class Stream:
         self._iterator = self.source.iterator(number, start)
 
     def available(self, wanted):
-        """Returns how many of `wanted` steps the current iterator can give; opens a new one at 0."""
+        """Returns how many of `wanted` steps the iterator can give; opens a new one where none."""
         if self.num_batches is None:
             return wanted
         left = self.num_batches - self._consumed

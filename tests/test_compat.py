@@ -27,6 +27,7 @@ PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tensorflow.compiler")
 
 # What `around` wraps, with its parameters.
 WRAPPED = {
+    "add_optimizer_variable": ["self", "reference_variable", "name", "initializer"],
     "apply": ["self", "grads", "trainable_variables"],
     "apply_scaled": ["self", "grads", "trainable_variables"],
     "build_losses": ["self", "y_true", "y_pred"],
@@ -127,6 +128,12 @@ def restored_model():
     return model
 
 
+def tensorboard_of_a_fit():
+    board = keras.callbacks.TensorBoard("logs")
+    assert isinstance(type(board)._train_writer, property)
+    return type(board)
+
+
 def mirrored_variable():
     with two_replicas().scope():
         return keras.Variable(1.0)._value
@@ -160,7 +167,10 @@ ATTRIBUTES = {
     "_metrics": lambda: layers.Dense(1),
     "_model_variables_moving_average": lambda: trained_model().optimizer,
     "_omit_frequent_tracing_warning": lambda: tf.function(lambda: None),
+    "_keras_mask": lambda: layers.Masking()(np.ones((1, 2, 3), "float32")),
     "_seed_generators": lambda: layers.Dropout(0.5),
+    "_should_trace": lambda: keras.callbacks.TensorBoard("logs"),
+    "_train_writer": tensorboard_of_a_fit,
     "_trainable_variables": lambda: trained_model().optimizer,
     "_value": lambda: keras.Variable(1.0),
 }

@@ -7,7 +7,7 @@ import pytest
 
 from keras_replicator.cluster import Cluster
 from keras_replicator.hardware import Hardware
-from keras_replicator.plan import STRATEGIES, Plan, make_plan
+from keras_replicator.plan import PLANNED, STRATEGIES, Plan, make_plan
 
 ONE_CPU = Hardware(cpus=("CPU:0",))
 FOUR_CPUS = Hardware(cpus=("CPU:0", "CPU:1", "CPU:2", "CPU:3"), simulated=True)
@@ -175,8 +175,9 @@ def test_printed_plan_of_one_machine_has_no_worker():
             None,
             {"strategy": "horovod"},
             "`strategy` must be one of "
-            + ", ".join(map(repr, STRATEGIES))
-            + ", or a tf.distribute.Strategy. Received: strategy='horovod'",
+            + ", ".join(map(repr, STRATEGIES + PLANNED))
+            + ", or a tf.distribute.Strategy ('parameter_server' and 'mesh' are not available in "
+            "this version). Received: strategy='horovod'",
         ),
         (
             TWO_GPUS,
@@ -197,9 +198,9 @@ def test_printed_plan_of_one_machine_has_no_worker():
             TWO_GPUS,
             job(2),
             {"strategy": "mirrored"},
-            "`strategy='mirrored'` uses one machine, but this process belongs to a job of 2 workers "
-            "(from TF_CONFIG): each would train a model of its own. Use strategy='auto', or unset "
-            "the cluster's variables. Received: strategy='mirrored'",
+            "`strategy='mirrored'` uses one machine, but this process belongs to a job of 2 "
+            "workers (from TF_CONFIG): each would train a model of its own. Use strategy='auto', or "
+            "unset the cluster's variables. Received: strategy='mirrored'",
         ),
         (
             ONE_CPU,
@@ -252,6 +253,13 @@ def test_printed_plan_of_one_machine_has_no_worker():
 def test_errors(hardware, cluster, request_, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         make_plan(hardware, cluster, **request_)
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
+def test_strategy_that_is_not_built_yet(strategy):
+    message = f"`strategy='{strategy}'` is not available in this version; 'auto', 'one_device'"
+    with pytest.raises(ValueError, match=f"^{message}.* are. Received: strategy='{strategy}'$"):
+        make_plan(ONE_CPU, strategy=strategy)
 
 
 @pytest.mark.parametrize("devices", [True, False, 2.0, {"CPU:0"}])

@@ -92,4 +92,20 @@ PRESETS = {
         updates=2_000,
         decay_from=0,
     ),
+    # A minute, to see that everything runs; its pictures show nothing.
+    "smoke": Preset(
+        dataset="digits",
+        image_shape=(32, 32, 1),
+        num_classes=10,
+        first_channels=8,
+        generator_channels=(8, 8, 8),
+        first_discriminator_channels=8,
+        down_channels=(8,),
+        flat_channels=(8,),
+        batch_size=10,
+        updates=6,
+        decay_from=0,
+        latent_size=8,
+        discriminator_updates=2,
+    ),
 }

@@ -47,7 +47,7 @@ def train(
     """Trains, and returns the history.
 
     Args:
-        preset: name of a preset.
+        preset: name of a preset, or a `Preset`.
         replicas: devices of this machine to use; None for all. A machine without accelerators
             splits its CPU into that many.
         steps: generator updates, each with the discriminator updates that the preset wants.
@@ -66,7 +66,7 @@ def train(
     if replicas is not None and not tf.config.list_physical_devices("GPU"):
         kr.simulate_devices(replicas)
     tfds.disable_progress_bar()
-    preset = PRESETS[preset]
+    preset = PRESETS[preset] if isinstance(preset, str) else preset
     steps, batch_size = steps or preset.updates, batch_size or preset.batch_size
     steps_per_epoch = max(steps // evaluations, 1)
 
@@ -81,9 +81,8 @@ def train(
     trainer.compile(optimizer=make_optimizers(preset, steps), sync_batch_norm=sync_batch_norm)
     print(trainer.plan)
 
-    if builder is None:
-        builder = digits.builder(preset.dataset)
-        digits.prepare(builder)
+    builder = builder or digits.builder(preset.dataset)
+    digits.prepare(builder)
     print("training the classifier that judges the samples")
     judge = train_classifier(builder, preset, devices=replicas, epochs=classifier_epochs)
     quality = SampleQuality(trainer, judge, preset, builder, samples, seed=seed)
@@ -99,7 +98,7 @@ def train(
             quality,
             kr.callbacks.Throughput(),
             kr.callbacks.TensorBoard(logdir, images={"samples": quality.pictures}),
-            kr.callbacks.Checkpoint(os.path.join(logdir, "checkpoints"), every="5min"),
+            kr.callbacks.Checkpoint(os.path.join(logdir, "checkpoints"), every="1 epoch"),
         ],
     ).history
     history["updates"] = [steps_per_epoch * (epoch + 1) for epoch in range(evaluations)]

@@ -132,6 +132,11 @@ class Source:
         """Returns a `tf.data` iterator over the batches of `epoch`, from batch `start` on."""
         raise NotImplementedError
 
+    def describe(self, plan):
+        """Returns the lines that `print(trainer.plan)` shows about the batches."""
+        del plan
+        return {"global batch": "as the data set gives it, split in order over replicas"}
+
     def reseed(self, seed):
         """Takes the seed of a run that is resumed."""
 
@@ -192,6 +197,13 @@ class ArraySource(Source):
         dataset = tf.data.Dataset.range(self.num_batches)
         self._read = read
         return dataset.map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def describe(self, plan):
+        rows = min(self.batch_size, self.num_rows)
+        return {
+            "global batch": f"{rows} rows",
+            "rows per replica": ", ".join(map(str, plan.rows_per_replica(rows))),
+        }
 
     def reseed(self, seed):
         if seed != self._seed:
@@ -258,7 +270,9 @@ class AdapterSource(Source):
 
     def iterator(self, epoch, start=0):
         # An adapter's data set carries the order of its epoch, so each epoch takes a new one.
-        dataset = self._dataset if self._fresh else _shared(self._adapter.get_tf_dataset(), self._shard)
+        dataset = (
+            self._dataset if self._fresh else _shared(self._adapter.get_tf_dataset(), self._shard)
+        )
         self._fresh = False
         return iter(_prefetched(dataset.skip(start) if start else dataset))
 

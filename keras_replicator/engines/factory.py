@@ -6,11 +6,53 @@ import os
 import tensorflow as tf
 
 from keras_replicator import compat, workers
+from keras_replicator.cluster import check_expected_workers, detect_cluster
 from keras_replicator.engines.synchronous import SynchronousEngine
+from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
+from keras_replicator.plan import Plan, make_plan
 
 # One strategy per set of devices and process: collectives of two strategies would collide.
 _strategies = {}
 _TRAINING = ("chief", "worker")
+
+
+def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeout):
+    """Decides what runs where, and makes the engine that does it.
+
+    Args:
+        strategy: A name out of `plan.STRATEGIES`, or a `tf.distribute.Strategy`.
+        devices: As in `make_plan`.
+        expected_workers: The number of workers that the job must have, or None.
+        peer_timeout: Seconds until a lost worker is an error.
+        start_timeout: Seconds until a missing worker is an error.
+
+    Returns:
+        `(plan, engine)`.
+    """
+    if isinstance(strategy, tf.distribute.Strategy):
+        if devices is not None:
+            raise ValueError(
+                "`devices` and a strategy object exclude each other: the strategy has its devices. "
+                f"Received: strategy={type(strategy).__name__}, devices={devices!r}"
+            )
+        plan = Plan(
+            "custom",
+            tuple(short_name(name) for name in strategy.extended.worker_devices),
+            strategy.num_replicas_in_sync,
+            reasons=(
+                ("strategy", f"the {type(strategy).__name__} that was passed"),
+                ("devices", "of that strategy"),
+            ),
+        )
+        return plan, make_engine(plan, strategy)
+    cluster = detect_cluster(os.environ)
+    check_expected_workers(cluster, expected_workers)
+    several = cluster is not None and cluster.num_workers > 1
+    hardware = configured_hardware() if several else detect_hardware()
+    plan = make_plan(hardware, cluster, strategy=strategy, devices=devices)
+    return plan, make_engine(
+        plan, cluster=cluster, peer_timeout=peer_timeout, start_timeout=start_timeout
+    )
 
 
 def make_engine(plan, strategy=None, cluster=None, peer_timeout=60, start_timeout=600):

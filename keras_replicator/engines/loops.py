@@ -9,8 +9,6 @@ import tensorflow as tf
 from keras_replicator import compat, replica
 
 
-
-
 class Loop:
     """Runs a step over an iterator, `steps` times a call or until the data end.
 
@@ -108,12 +106,7 @@ class Loop:
     def _log(self, results):
         if self._add is None or not results[0]:
             return
-        self._add(
-            {
-                name: tf.add_n([result[name] for result in results])
-                for name in results[0]
-            }
-        )
+        self._add({name: tf.add_n([result[name] for result in results]) for name in results[0]})
 
     def _one_alone(self, element, position):
         _, results = self._one_step(element, position)
@@ -132,7 +125,11 @@ class Loop:
         def body(done, rows, element):
             batch_rows, results = self._one_step(element.get_value(), position + done)
             self._log(results)
-            return done + 1, rows + tf.cast(batch_rows, tf.int64), _next(iterator, done, steps, spec)
+            return (
+                done + 1,
+                rows + tf.cast(batch_rows, tf.int64),
+                _next(iterator, done, steps, spec),
+            )
 
         done, rows, _ = tf.while_loop(
             more, body, (tf.constant(0), tf.constant(0, tf.int64), _first(iterator, steps, spec))

@@ -175,8 +175,7 @@ class SynchronousEngine(Engine):
                 local = replica.current().index - self.shard.first
                 parts = iter(part or ())
                 arguments = [
-                    value[local] if own else next(parts)
-                    for value, own in zip(inputs, per_replica)
+                    value[local] if own else next(parts) for value, own in zip(inputs, per_replica)
                 ]
                 return fn(*arguments)
 
@@ -214,9 +213,10 @@ class SynchronousEngine(Engine):
             return arrays
         names = sorted(arrays)
         packed = np.concatenate([np.ravel(arrays[name]) for name in names])
-        outputs = self.run(_sum_first_replica, (replica.PerReplica(
-            [packed] + [np.zeros_like(packed)] * (self.shard.count - 1)
-        ),))
+        outputs = self.run(
+            _sum_first_replica,
+            (replica.PerReplica([packed] + [np.zeros_like(packed)] * (self.shard.count - 1)),),
+        )
         total, result, offset = np.asarray(outputs[0]), {}, 0
         for name in names:
             size = np.size(arrays[name])

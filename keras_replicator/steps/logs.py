@@ -1,9 +1,9 @@
 """What a custom step returns, reduced over replicas and steps.
 
-    a keras.metrics.Metric, or its result()   the metric's exact global result
-    a tensor with one entry per row           the mean over all rows
-    a scalar                                  averaged over replicas and steps, weighted by rows
-    kr.replica.Sum(x)                         added up over replicas and steps
+a keras.metrics.Metric, or its result()   the metric's exact global result
+a tensor with one entry per row           the mean over all rows
+a scalar                                  averaged over replicas and steps, weighted by rows
+kr.replica.Sum(x)                         added up over replicas and steps
 """
 
 import keras
@@ -114,8 +114,8 @@ def _sum_and_weight(value, current):
         # A negative weight never cancels: totals of weights only add up.
         return tf.stack([total, tf.constant(-1.0, tf.float64)])
     value = tf.cast(tf.convert_to_tensor(value), tf.float64)
-    rows = tf.constant(1.0, tf.float64) if current.rows is None else tf.cast(
-        current.rows, tf.float64
+    rows = (
+        tf.constant(1.0, tf.float64) if current.rows is None else tf.cast(current.rows, tf.float64)
     )
     if value.shape.rank == 0:
         total = tf.math.multiply_no_nan(value, rows)

@@ -104,9 +104,7 @@ class ExactLoss:
         )
         if values.shape.rank == 0:
             return self._on_global_batch(y_true, y_pred, sample_weight)
-        return _reduce(
-            values, sample_weight, _mask(y_pred, values), self.loss.reduction, current
-        )
+        return _reduce(values, sample_weight, _mask(y_pred, values), self.loss.reduction, current)
 
     def _on_global_batch(self, y_true, y_pred, sample_weight):
         """Every replica computes the same loss on the rows of all replicas."""
@@ -114,11 +112,9 @@ class ExactLoss:
             rows = replica.all_gather((y_true, y_pred), axis=0)
             mask = compat.get_mask(y_pred) if not keras.tree.is_nested(y_pred) else None
             if mask is not None:
-                rows[1]._keras_mask = replica.all_gather(mask, axis=0)
+                compat.set_mask(rows[1], replica.all_gather(mask, axis=0))
             if sample_weight is not None:
-                sample_weight = replica.all_gather(
-                    tf.convert_to_tensor(sample_weight), axis=0
-                )
+                sample_weight = replica.all_gather(tf.convert_to_tensor(sample_weight), axis=0)
         except (TypeError, ValueError) as error:
             if isinstance(error, replica.CollectiveInCompiledForward):
                 raise

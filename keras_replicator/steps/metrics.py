@@ -120,7 +120,7 @@ def _gather_rows(value):
     mask = compat.get_mask(value)
     gathered = replica.all_gather(tensor, axis=0)
     if mask is not None:
-        gathered._keras_mask = replica.all_gather(mask, axis=0)
+        compat.set_mask(gathered, replica.all_gather(mask, axis=0))
     return gathered
 
 

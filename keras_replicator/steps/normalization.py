@@ -34,8 +34,6 @@ def _moments_over_replicas(original, layer, inputs, mask):
     return mean, tf.math.divide_no_nan(squares, count)
 
 
-
-
 def average_statistics(model_variables):
     """Averages over replicas what the step has assigned, weighted by rows.
 
@@ -56,10 +54,7 @@ def average_statistics(model_variables):
         return
     copies = [compat.local_copy(variable) for variable in changed]
     averages = current.reduce_sum(
-        [
-            tf.math.multiply_no_nan(copy.read_value(), current.weight(copy.dtype))
-            for copy in copies
-        ]
+        [tf.math.multiply_no_nan(copy.read_value(), current.weight(copy.dtype)) for copy in copies]
     )
     for copy, average in zip(copies, averages):
         copy.assign(average)

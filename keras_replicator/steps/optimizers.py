@@ -65,8 +65,7 @@ class GradientWindow:
             gradient = tf.convert_to_tensor(gradient)
             accumulator = by_variable[id(variable)]
             accumulator.assign(
-                accumulator
-                + tf.math.multiply_no_nan(gradient, tf.cast(rows, gradient.dtype))
+                accumulator + tf.math.multiply_no_nan(gradient, tf.cast(rows, gradient.dtype))
             )
 
     def add_rows(self):
@@ -172,6 +171,16 @@ def _check_reducible(optimizer, variables, current):
                 "Build it in the function that is passed to ReplicatedTrainer, or pass it to "
                 "trainer.compile(...)."
             )
+
+
+@compat.around("add_optimizer_variable")
+def _make_slot_in_scope(original, optimizer, reference_variable, *args, **kwargs):
+    """An optimizer that is built outside of the scope makes its slots where its weights live."""
+    strategy = compat.strategy_of(reference_variable)
+    if strategy is None or tf.distribute.has_strategy():
+        return original(optimizer, reference_variable, *args, **kwargs)
+    with strategy.scope():
+        return original(optimizer, reference_variable, *args, **kwargs)
 
 
 # ------------------------------------------------- behind the reduction: as on one device

@@ -397,6 +397,37 @@ def test_c80_subclass_with_own_train_step(replicas):
     assert_close(history["loss"], expected, what="loss")
 
 
+class TracksLoss(OwnStep):
+    """As in Keras' guides: a Mean that takes the loss of each batch, a scalar."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    def train_step(self, data):
+        self.tracker.update_state(super().train_step(data)["loss"])
+        return {"tracked": self.tracker.result()}
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_mean_of_a_scalar_counts_rows(replicas):
+    """Contract, point 8: a Mean that a step updates with a scalar has the value of one device."""
+
+    def build():
+        inputs = keras.Input((3,))
+        return TracksLoss(inputs, layers.Dense(1)(inputs))
+
+    alone = build()
+    trainer = kr.ReplicatedTrainer(build, devices=cpus(replicas))
+    trainer.model.set_weights(alone.get_weights())
+    histories = []
+    for subject in (trainer, alone):
+        subject.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+        fit = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+        histories.append(subject.fit(*regression(11), **fit).history)
+    assert_close(*histories, what="history")
+
+
 def test_c61_predict_step():
     """C61: a predict_step on 3 replicas returns 8 rows in order, batch 5."""
     x = column(*range(8))

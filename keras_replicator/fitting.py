@@ -1,0 +1,157 @@
+"""The epochs of a fit, and the passes of evaluate and predict, with Keras' callbacks."""
+
+import contextlib
+
+import keras
+
+from keras_replicator import compat
+from keras_replicator.epochs import Hooks, run_epoch
+from keras_replicator.pacing import Pacing
+
+
+def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation_freq, resumed):
+    """Runs epochs of training.
+
+    Args:
+        session: The `Session`.
+        phase: The training `Phase`.
+        stream: The `Stream` of training data.
+        validation: The `Stream` of validation data, or None.
+        callbacks: Keras' `CallbackList`.
+        epochs: A range of epoch numbers.
+        validation_freq: As in Keras.
+        resumed: A `Resumed`, or None.
+    """
+    host, engine, saver = session.models.host, session.engine, session.saver
+    listed = compat.callbacks_of(callbacks)
+    pacing = Pacing(session.compilation.steps_per_execution, listed)
+    looked_at = _looked_at(engine, listed, pacing)
+    hooks = Hooks("train", callbacks, host, phase.reader.read, looked_at)
+    compat.reset_initial_epoch(host)
+    callbacks.on_train_begin()
+    first, start, made, logs = compat.take_initial_epoch(host) or epochs.start, 0, 0, None
+    if resumed is not None:
+        first, start, made = resumed.epoch, resumed.step, resumed.total_steps - resumed.step
+        resumed.restore_callbacks(listed)
+    for epoch in range(first, epochs.stop):
+        if not start:
+            phase.reader.reset()
+        callbacks.on_epoch_begin(epoch)
+        # Shuffling follows the epochs that this trainer has seen, over all its fits.
+        data_epoch = max(epoch, session.epochs_seen)
+        stream.begin_epoch(data_epoch, start)
+
+        def at_boundary(step, epoch=epoch, made=made):
+            return saver.at_step(epoch, step, made + step)
+
+        steps, rows = run_epoch(
+            engine,
+            phase.loop,
+            stream,
+            pacing,
+            hooks,
+            start=start,
+            made=made,
+            window=session.window,
+            boundary=at_boundary,
+        )
+        saver.leave_if_preempted()
+        made, start = made + steps, 0
+        session.window.flush(phase.loop)
+        logs = phase.reader.read()
+        stream.end_epoch()
+        session.epochs_seen = data_epoch + 1
+        if validation is not None and compat.should_eval(host, epoch, validation_freq):
+            results = evaluate_stream(session, validation, callbacks)
+            logs.update({f"val_{name}": value for name, value in results.items()})
+        for callback in listed:
+            if callback.params is not None:
+                callback.params.update(rows_seen=rows)
+        callbacks.on_epoch_end(epoch, logs)
+        saver.at_epoch_end(epoch, made)
+        if engine.agree(0, hooks.stopped())[1]:
+            hooks.stop()
+            break
+    if epochs:
+        _finalize(host, engine)
+    callbacks.on_train_end(logs=logs)
+    engine.agree(0, False)  # nobody leaves while others still need it
+
+
+def evaluate_stream(session, stream, callbacks):
+    """Runs one evaluation and returns its logs.
+
+    Args:
+        session: The `Session`.
+        stream: The `Stream` of data.
+        callbacks: Keras' `CallbackList`.
+    """
+    phase = session.phases.get("test", stream.source.element_spec)
+    listed = compat.callbacks_of(callbacks)
+    pacing = Pacing(session.compilation.steps_per_execution, listed, "test")
+    looked_at = _looked_at(session.engine, listed, pacing)
+    hooks = Hooks("test", callbacks, session.models.host, phase.reader.read, looked_at)
+    callbacks.on_test_begin()
+    phase.reader.reset()
+    stream.begin_epoch(0)
+    run_epoch(session.engine, phase.loop, stream, pacing, hooks)
+    logs = phase.reader.read()
+    stream.end_epoch()
+    callbacks.on_test_end(logs)
+    return logs
+
+
+def predict_stream(session, stream, callbacks):
+    """Runs one prediction and returns the outputs of its calls.
+
+    Args:
+        session: The `Session`.
+        stream: The `Stream` of data.
+        callbacks: Keras' `CallbackList`.
+    """
+    phase = session.phases.get("predict", stream.source.element_spec)
+    pacing = Pacing(session.steps_per_execution, compat.callbacks_of(callbacks), "predict")
+    hooks = Hooks("predict", callbacks, session.models.host)
+    callbacks.on_predict_begin()
+    stream.begin_epoch(0)
+    run_epoch(session.engine, phase.loop, stream, pacing, hooks)
+    stream.end_epoch()
+    callbacks.on_predict_end()
+    return hooks.outputs
+
+
+@contextlib.contextmanager
+def keeping_metrics(session):
+    """Context: an evaluation that a callback asks for in mid-epoch leaves the epoch's metrics."""
+    if not session.training:
+        yield
+        return
+    copies = [
+        copy
+        for metric in compat.leaf_metrics(session.models.host)
+        for variable in metric.variables
+        for copy in compat.replica_copies(variable)
+    ]
+    kept = [copy.numpy() for copy in copies]
+    try:
+        yield
+    finally:
+        for copy, value in zip(copies, kept):
+            copy.assign(value)
+
+
+def _looked_at(engine, callbacks, pacing):
+    """Whether some worker's callbacks want the logs of each call."""
+    progress = any(
+        isinstance(callback, keras.callbacks.ProgbarLogger) and callback.verbose not in (0, 2)
+        for callback in callbacks
+    )
+    return engine.agree(0, pacing.watched or progress)[1]
+
+
+def _finalize(host, engine):
+    """Overwrites weights by their moving average, where the optimizer keeps one."""
+    optimizer = getattr(host, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        with engine.scope():
+            optimizer.finalize_variable_values(host.trainable_weights)

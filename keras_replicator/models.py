@@ -1,0 +1,131 @@
+"""The models of a trainer: built in its scope, or made anew there from what the user passed."""
+
+import contextlib
+
+import keras
+
+from keras_replicator import compat, copies
+
+# What callbacks call on `self.model`.
+_ROUTED = ("predict", "evaluate", "predict_on_batch", "test_on_batch", "train_on_batch")
+
+
+class ModelGroup(keras.Model):
+    """Holds a dict of models, so that callbacks, metrics and weight files see them as one.
+
+    Args:
+        models: Dict of `keras.Model`, by name.
+    """
+
+    def __init__(self, models):
+        super().__init__(name="models")
+        self.models = models
+        self.built = True
+
+    def call(self, inputs):
+        raise ValueError(
+            "A group of models cannot be called as one. Pass `predict_step=fn(models, batch)`, or "
+            "call trainer.model[name]."
+        )
+
+
+class Models:
+    """What a trainer trains.
+
+    Attributes:
+        structure: The `keras.Model`, or the dict of models, that steps receive.
+        host: The one Keras model that callbacks and files see.
+
+    Args:
+        model: What the user passed to the trainer.
+        engine: The engine in whose scope the models live.
+    """
+
+    def __init__(self, model, engine):
+        self._engine = engine
+        self._original = None  # the user's model, where a copy of it is trained
+        if isinstance(model, keras.Model):
+            self.structure = self._take_over(model)
+        else:
+            self.structure = self._build(model)
+        self.host = ModelGroup(self.structure) if self.is_group else self.structure
+
+    @property
+    def is_group(self):
+        """Whether there are several models."""
+        return isinstance(self.structure, dict)
+
+    @property
+    def given(self):
+        """The model as the user knows it: the object that was passed, or the one that was built."""
+        return self.host if self._original is None else self._original
+
+    def _take_over(self, model):
+        copies.refuse_foreign_strategy(model, self._engine.strategy)
+        if self._engine.num_replicas == 1 or _belongs_to(model, self._engine.strategy):
+            return model
+        self._original = model
+        with self._engine.scope():
+            return copies.copy_model(model)
+
+    def _build(self, function):
+        if not callable(function):
+            raise TypeError(
+                "`model` must be a keras.Model, or a function without arguments that builds one "
+                f"(or a dict of models). Received: model={function!r}"
+            )
+        with self._engine.scope():
+            built = function()
+        for name, model in (built if isinstance(built, dict) else {"model": built}).items():
+            if not isinstance(model, keras.Model):
+                raise TypeError(
+                    "The function passed as `model` must return a keras.Model or a dict of them. "
+                    f"Received: {name}={model!r}"
+                )
+            if self._engine.num_replicas > 1 and not all(map(compat.is_distributed, model.weights)):
+                raise ValueError(
+                    f"The function passed as `model` returned '{model.name}', whose weights "
+                    "were made before it was called. Build the whole model inside of the "
+                    "function, or pass the model object itself: ReplicatedTrainer(model)."
+                )
+        return dict(built) if isinstance(built, dict) else built
+
+    def statistics(self):
+        """Returns the non-trainable variables, which a step may change on each replica."""
+        models = self.structure.values() if self.is_group else [self.structure]
+        return [variable for model in models for variable in model.non_trainable_variables]
+
+    def give_back(self):
+        """Gives the user's model object the trained weights."""
+        if self._original is not None:
+            copies.copy_weights(self.structure, self._original)
+
+    @contextlib.contextmanager
+    def weights_go_home(self):
+        """Context: `give_back` at the end, also after an exception."""
+        try:
+            yield
+        finally:
+            self.give_back()
+
+    @contextlib.contextmanager
+    def routed_to(self, trainer):
+        """Context: callbacks that call `self.model.predict` or `evaluate` run through the trainer.
+
+        A copy in the scope of a strategy stays routed: Keras' own methods are wrong there.
+        """
+        names = () if self.is_group else _ROUTED
+        for name in names:
+            object.__setattr__(self.host, name, getattr(trainer, name))
+        try:
+            yield
+        finally:
+            if self._engine.num_replicas == 1:
+                for name in names:
+                    object.__delattr__(self.host, name)
+
+
+def _belongs_to(model, strategy):
+    return bool(model.weights) and all(
+        compat.strategy_of(variable) is strategy for variable in model.weights
+    )
