@@ -11,6 +11,8 @@ VENV ?= .venv
 LOWEST ?= .venv-lowest
 # What is handed on: make quickstart ARGS="--replicas 4", make test ARGS="tests/test_cluster.py -x"
 ARGS ?=
+# Two processes of tests, a file each: TensorFlow traces on one core.
+WORKERS ?= --numprocesses 2 --dist loadfile
 
 LOWEST_VERSIONS := "tensorflow==2.20.*" "keras==3.12.*" "tensorboard==2.20.*" "setuptools<81"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,13 +26,13 @@ quickstart: $(VENV)/.examples
 	$(VENV)/bin/python examples/quickstart.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest $(WORKERS) $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest -m "" $(ARGS)
+	$(VENV)/bin/python -m pytest $(WORKERS) -m "" $(ARGS)
 
 test-lowest: $(LOWEST)/.dev
-	$(LOWEST)/bin/python -m pytest $(ARGS)
+	$(LOWEST)/bin/python -m pytest $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

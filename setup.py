@@ -73,6 +73,7 @@ setup(
         ],
         "dev": [
             "pytest>=9.0",
+            "pytest-xdist",
             "pytest-timeout>=2.3",
             "ruff>=0.9",
             "cloudpickle>=3.0",

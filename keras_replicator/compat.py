@@ -197,6 +197,14 @@ def static_replica_id(replica_context):
     return replica_id if static is None else int(static)
 
 
+def set_random_seed(seed):
+    """`keras.utils.set_random_seed`, which before Keras 3.13 kept the global seed generator."""
+    from keras.src.backend.common import global_state
+
+    keras.utils.set_random_seed(seed)
+    global_state.set_global_attribute("global_seed_generator", None)
+
+
 def ensure_global_seed_generator():
     """Creates Keras' global seed generator outside of every strategy."""
     from keras.src.random import seed_generator
@@ -584,7 +592,7 @@ def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
             for name, count in jobs.items()
         ],
         cluster_register_timeout_in_ms=int(start_timeout * 1000),
-        heartbeat_timeout_in_ms=int(peer_timeout * 1000),
+        heartbeat_timeout_in_ms=int(peer_timeout * 500),
     )
     extended = module.CollectiveAllReduceExtended
     original = extended._initialize_local_devices

@@ -98,6 +98,17 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
             f"tf.distribute.Strategy ({' and '.join(map(repr, PLANNED))} are not available in this "
             f"version). Received: strategy={strategy!r}"
         )
+    if cluster is not None and cluster.has_parameter_servers:
+        raise ValueError(
+            "The cluster has parameter servers, which this version cannot use. Leave out the 'ps' "
+            f"tasks: workers train in step with each other. Received: {cluster}"
+        )
+    if cluster is not None and cluster.worker_index is None:
+        raise ValueError(
+            f"This process is the {cluster.task_type} of its job, which takes no part in training. "
+            "Start its script without the cluster's variables (unset TF_CONFIG). "
+            f"Received: {cluster}"
+        )
     workers = 1 if cluster is None else cluster.num_workers
     names, why_devices = _choose_devices(hardware, devices, strategy)
     name, why = _choose_strategy(hardware, cluster, strategy, names, workers)

@@ -87,6 +87,7 @@ CALLED = {
     "keras.callbacks.BackupAndRestore.on_train_end": call(SELF),
     "keras.optimizers.LossScaleOptimizer._common_apply": call(SELF, [], []),
     "keras.optimizers.Optimizer._use_weight_decay": call(SELF, "variable"),
+    "keras.src.backend.common.global_state.set_global_attribute": call("name", None),
     "keras.src.backend.get_keras_mask": call("tensor"),
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank": call(1, 2),
     "keras.src.random.seed_generator.global_seed_generator": call(),
@@ -162,12 +163,12 @@ ATTRIBUTES = {
     "_inputs": lambda: compat.adapter_for(
         np.ones(2), batch_size=1, steps=None, shuffle=False, class_weight=None
     ),
+    "_keras_mask": lambda: layers.Masking()(np.ones((1, 2, 3), "float32")),
     "_learning_rate": keras.optimizers.SGD,
     "_loss_tracker": trained_model,
     "_metrics": lambda: layers.Dense(1),
     "_model_variables_moving_average": lambda: trained_model().optimizer,
     "_omit_frequent_tracing_warning": lambda: tf.function(lambda: None),
-    "_keras_mask": lambda: layers.Masking()(np.ones((1, 2, 3), "float32")),
     "_seed_generators": lambda: layers.Dropout(0.5),
     "_should_trace": lambda: keras.callbacks.TensorBoard("logs"),
     "_train_writer": tensorboard_of_a_fit,
@@ -513,6 +514,18 @@ def test_readers_of_a_trained_model():
     assert compat.flatten_metrics_in_order(model, {"loss": 1.0}) == 1.0
     assert compat.metric_results(model).keys() == {"loss", "mae"}
     assert [compat.should_eval(model, epoch, 2) for epoch in range(4)] == [False, True] * 2
+
+
+def test_seed_of_everything():
+    """Also of the global generator, from which layers without a seed and keras.random draw."""
+
+    def draw():
+        compat.set_random_seed(3)
+        compat.ensure_global_seed_generator()
+        return [float(keras.random.normal(())) for _ in range(2)], float(np.random.normal())
+
+    assert draw() == draw()
+    assert compat.global_seed_state().numpy().shape == (2,)
 
 
 def test_schedule_of_an_optimizer():

@@ -199,8 +199,8 @@ def test_printed_plan_of_one_machine_has_no_worker():
             job(2),
             {"strategy": "mirrored"},
             "`strategy='mirrored'` uses one machine, but this process belongs to a job of 2 "
-            "workers (from TF_CONFIG): each would train a model of its own. Use strategy='auto', or "
-            "unset the cluster's variables. Received: strategy='mirrored'",
+            "workers (from TF_CONFIG): each would train a model of its own. Use strategy='auto', "
+            "or unset the cluster's variables. Received: strategy='mirrored'",
         ),
         (
             ONE_CPU,

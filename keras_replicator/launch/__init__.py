@@ -1,4 +1,4 @@
-"""The command line: `keras-replicator plan | launch | verify | env | checkpoint`.
+"""The command line: `keras-replicator plan | launch | env | checkpoint`.
 
 `main.py` reads the arguments. `launcher.py` runs a job on this machine and starts it again;
 `run.py` watches one start of it; `job.py` says which processes it has, `process.py` runs one of

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from keras_replicator.checkpoints import CheckpointError
 from keras_replicator.cluster import ClusterError, detect_cluster
 from keras_replicator.launch.launcher import GRACE_SECONDS, launch
 from keras_replicator.version import __version__
@@ -22,16 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: with code 2 when the arguments are wrong.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["verify"]:
-        # Its own parser knows its options, --help among them.
-        from keras_replicator import verify
-
-        return verify.main(argv[1:]) or 0
     parser = _make_parser()
     arguments = parser.parse_args(argv)
     try:
         return arguments.run(parser, arguments)
-    except ClusterError as err:
+    except (ClusterError, CheckpointError) as err:
         print(f"{parser.prog}: error: {err}", file=sys.stderr)
         return 1
 
@@ -45,7 +41,6 @@ def _make_parser():
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_plan(commands)
     _add_launch(commands)
-    commands.add_parser("verify", help="compare a model on 1 and on N replicas")
     _add_env(commands)
     _add_checkpoint(commands)
     return parser
@@ -155,14 +150,14 @@ def _add_checkpoint(commands):
     show.set_defaults(run=_show_checkpoint)
     export = actions.add_parser("export", help="write the model of a checkpoint to a file")
     export.add_argument("directory", help="a directory of checkpoints")
-    export.add_argument("path", help="model.keras or model.weights.h5")
+    export.add_argument("path", help="model.keras")
     export.set_defaults(run=_export_checkpoint)
 
 
 def _show_checkpoint(parser, arguments):
     from keras_replicator import checkpoints
 
-    checkpoints.show(arguments.directory)
+    print(checkpoints.show(arguments.directory))
     return 0
 
 
