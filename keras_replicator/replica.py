@@ -74,6 +74,8 @@ class Replica:
         self._tag = call * 1024  # numbers this replica's collectives in order
         self.in_compiled_forward = False  # inside a function that XLA compiles
         self.applying = False  # inside an optimizer's apply, after the reduction
+        self.branch = False  # inside a branch of tf.cond
+        self.condition = None  # of the branch that is traced in line, see steps/conditions.py
         self.assigned = {}  # id -> Keras variable that the step has assigned
         self.results = {}  # id of a result tensor -> the metric that computed it
         self.scratch = {}  # what a module of steps/ keeps while this step is traced

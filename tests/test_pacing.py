@@ -127,6 +127,24 @@ def test_subclass_of_tensorboard_with_a_hook_of_its_own():
     assert batch_interval(Own("logs", profile_batch=0)) == 1
 
 
+@pytest.mark.parametrize(
+    "base, arguments",
+    [
+        (keras.callbacks.History, ()),
+        (keras.callbacks.ProgbarLogger, ()),
+        (keras.callbacks.EarlyStopping, ()),
+        (keras.callbacks.ModelCheckpoint, ("a.keras",)),
+        (keras.callbacks.BackupAndRestore, ("backup",)),
+    ],
+)
+def test_subclass_with_a_hook_of_its_own(base, arguments):
+    class Own(base):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    assert batch_interval(Own(*arguments)) == 1
+
+
 # Pacing
 
 

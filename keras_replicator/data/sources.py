@@ -63,7 +63,18 @@ def make_source(
             "`batch_size` is the number of rows of a global batch and must be an int of at least "
             f"1. Received: batch_size={batch_size}"
         )
-    if isinstance(x, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
+    is_distributed = isinstance(
+        x, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)
+    )
+    if not shard.is_whole and (is_distributed or _is_input_fn(x)):
+        kind = "a data set that a strategy has distributed" if is_distributed else "a function"
+        raise ValueError(
+            f"`{argument}` is {kind}, which gives each worker batches of its own; in a job of several "
+            "workers this version takes data that every worker reads alike and shards itself: "
+            "arrays, a PyDataset, or a tf.data.Dataset of global batches. "
+            f"Received: {argument}={x!r}"
+        )
+    if is_distributed:
         return DatasetSource(_undistribute(x, strategy), shard, class_weight)
     if _is_input_fn(x):
         return DatasetSource(_from_input_fn(x, shard), shard, class_weight)

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_replicator import compat, replica
+from keras_replicator.steps import conditions
 
 
 class GradientWindow:
@@ -142,6 +143,7 @@ def _average(gradients, current):
     """Averages gradients over replicas, weighted by rows, in one packed reduction."""
     if not current.distributed:
         return gradients
+    conditions.check_update(current)
     present = [g for g in gradients if g is not None]
     weighted = [_weigh(g, current.weight(g.dtype)) for g in present]
     reduced = iter(current.reduce_sum(weighted))
@@ -208,7 +210,7 @@ def _decay_local_copies(original, optimizer, variables):
             rate = tf.cast(optimizer.learning_rate, variable.dtype)
             decay = tf.cast(optimizer.weight_decay, variable.dtype)
             copy = compat.local_copy(variable)
-            copy.assign_sub(copy * decay * rate)
+            copy.assign_sub(conditions.masked(replica.current(), copy * decay * rate))
     return None
 
 
@@ -217,7 +219,8 @@ def _overwrite_local_copies(original, optimizer, trainable_variables):
     if not _inside(replica.current()):
         return original(optimizer, trainable_variables)
     for variable, average in zip(trainable_variables, compat.moving_averages(optimizer)):
-        compat.local_copy(variable).assign(compat.local_copy(average))
+        copy, current = compat.local_copy(variable), replica.current()
+        copy.assign(conditions.selected(current, compat.local_copy(average), copy))
     return None
 
 
@@ -228,11 +231,23 @@ def _apply_scaled_locally(original, optimizer, grads, trainable_variables=None):
     return compat.apply_with_finite_check(optimizer, grads, trainable_variables)
 
 
-def _local_assign(original, optimizer, variable, value):
-    if _inside(replica.current()):
+def _assign_locally(original, optimizer, variable, value):
+    current = replica.current()
+    if _inside(current):
         variable = compat.local_copy(variable)
+        if not isinstance(value, tf.IndexedSlices):
+            value = conditions.selected(current, tf.cast(value, variable.dtype), variable)
     return original(optimizer, variable, value)
 
 
-for _name in ("optimizer_assign", "optimizer_assign_add", "optimizer_assign_sub"):
-    compat.around(_name)(_local_assign)
+def _add_locally(original, optimizer, variable, value):
+    current = replica.current()
+    if _inside(current):
+        variable = compat.local_copy(variable)
+        value = conditions.masked(current, value)
+    return original(optimizer, variable, value)
+
+
+compat.around("optimizer_assign")(_assign_locally)
+compat.around("optimizer_assign_add")(_add_locally)
+compat.around("optimizer_assign_sub")(_add_locally)

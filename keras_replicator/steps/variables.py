@@ -9,6 +9,7 @@ needs no collective, may stand under a condition, and can be compiled.
 import tensorflow as tf
 
 from keras_replicator import compat, replica
+from keras_replicator.steps import conditions
 
 
 @compat.around("variable_assign")
@@ -23,7 +24,7 @@ def _assign_local_copy(original, variable, value):
     value = tf.cast(value, copy.dtype)
     if current.rows is not None and not current.applying and compat.is_summed_on_read(variable):
         value = tf.where(current.rows > 0, value, copy)  # no rows, no metric
-    copy.assign(value)
+    copy.assign(conditions.selected(current, value, copy))
     return None
 
 

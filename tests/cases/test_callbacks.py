@@ -109,6 +109,10 @@ def test_b55_backup_and_restore(tmp_path, with_input):
     assert_close(second.model.get_weights(), unbroken.get_weights(), what="weights")
 
 
+@pytest.mark.skipif(
+    keras.__version__.startswith(("3.12.", "3.13.")),
+    reason="ModelCheckpoint misses the first batch there, in keras.Model.fit, too",
+)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_b72_save_freq_with_steps_per_execution(tmp_path, replicas):
     """keras#17589: 32 batches, 4 per execution, save_freq=8: 4 files; batches 3, 7, ... 31."""
