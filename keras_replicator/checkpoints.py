@@ -99,8 +99,8 @@ def read(directory):
             return path, _read_tensors(path), _read_json(os.path.join(path, "state.json"))
         print(f"Checkpoint {path} is damaged ({problem}); taking the one before.", file=sys.stderr)
     raise CheckpointError(
-        f"No complete checkpoint was found. Received: directory={directory!r}. Give the folder that "
-        "kr.callbacks.Checkpoint or trainer.save_checkpoint wrote to."
+        f"No complete checkpoint was found. Received: directory={directory!r}. Give the folder "
+        "that kr.callbacks.Checkpoint or trainer.save_checkpoint wrote to."
     )
 
 
@@ -143,7 +143,7 @@ def show(directory):
     size = sum(array.nbytes for array in tensors.values())
     lines = [
         path,
-        f"  epoch {state['epoch']}, step {state['step']} of the epoch, {state['total_steps']} steps",
+        f"  epoch {state['epoch']}, step {state['step']}, {state['total_steps']} steps in all",
         f"  {len(tensors)} tensors, {size:,} bytes",
         "  history: " + (", ".join(state["history"]) or "none"),
         "  callbacks: " + (", ".join(entry["class"] for entry in state["callbacks"]) or "none"),
@@ -164,8 +164,8 @@ def export(directory, path):
     source, tensors, state = read(directory)
     if not state.get("model"):
         raise CheckpointError(
-            f"The checkpoint {source} holds weights but no model config (a subclassed model without "
-            "get_config(), or several models). Build the model and call "
+            f"The checkpoint {source} holds weights but no model config (a subclassed model "
+            "without get_config(), or several models). Build the model and call "
             "trainer.restore_checkpoint(directory), then trainer.save(path)."
         )
     model = keras.saving.deserialize_keras_object(state["model"])

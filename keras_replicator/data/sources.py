@@ -69,9 +69,9 @@ def make_source(
     if not shard.is_whole and (is_distributed or _is_input_fn(x)):
         kind = "a data set that a strategy has distributed" if is_distributed else "a function"
         raise ValueError(
-            f"`{argument}` is {kind}, which gives each worker batches of its own; in a job of several "
-            "workers this version takes data that every worker reads alike and shards itself: "
-            "arrays, a PyDataset, or a tf.data.Dataset of global batches. "
+            f"`{argument}` is {kind}, which gives each worker batches of its own; in a job of "
+            "several workers this version takes data that every worker reads alike and shards "
+            "itself: arrays, a PyDataset, or a tf.data.Dataset of global batches. "
             f"Received: {argument}={x!r}"
         )
     if is_distributed:

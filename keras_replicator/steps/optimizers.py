@@ -163,15 +163,14 @@ def _weigh(gradient, weight):
 def _check_reducible(optimizer, variables, current):
     if not current.distributed:
         return
-    for owner, variable in [("optimizer", optimizer.iterations)] + [
-        ("variable", v) for v in variables
-    ]:
+    owned = {f"optimizer '{optimizer.name}'": optimizer.iterations}
+    owned.update({f"variable '{variable.name}'": variable for variable in variables})
+    for name, variable in owned.items():
         if not compat.is_distributed(variable):
             raise ValueError(
-                f"The {owner} '{getattr(optimizer if owner == 'optimizer' else variable, 'name', '?')}' "
-                "was made outside of the trainer, so each replica would change the same copy of it. "
-                "Build it in the function that is passed to ReplicatedTrainer, or pass it to "
-                "trainer.compile(...)."
+                f"The {name} was made outside of the trainer, so all replicas would change the "
+                "same copy of it. Make it in the function that is passed to ReplicatedTrainer, or "
+                "pass the optimizer to trainer.compile(...)."
             )
 
 
