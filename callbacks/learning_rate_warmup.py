@@ -92,6 +92,12 @@ class LearningRateWarmup(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._done = False
         optimizer = self._optimizer()
+        if optimizer is None:
+            raise ValueError(
+                "LearningRateWarmup acts on the optimizer of the model, and this one has several "
+                "or none. Say which one: LearningRateWarmup(..., optimizer=trainer.optimizers[…]). "
+                "Received: optimizer=None"
+            )
         own = getattr(optimizer, "inner_optimizer", optimizer).get_config()["learning_rate"]
         if not isinstance(own, (int, float)):
             raise ValueError(
@@ -129,4 +135,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
             )
 
     def _optimizer(self):
-        return self.model.optimizer if self._given_optimizer is None else self._given_optimizer
+        if self._given_optimizer is not None:
+            return self._given_optimizer
+        return getattr(self.model, "optimizer", None)

@@ -176,11 +176,12 @@ def mutate(path, mutation):
 def run_tests(root, tests, timeout=TIMEOUT):
     """Runs tests of a copy in a process of its own; returns its `CompletedProcess`."""
     # `-m ""`: tests of the full matrix, too. `-rf`: one line for each failure, with its cause.
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     options = ["-q", "-rf", "-m", "", "-p", "no:cacheprovider", "--tb=no"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "COLUMNS": "1000"},
+        env={**inherited, "PYTHONPATH": str(root), "COLUMNS": "1000"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

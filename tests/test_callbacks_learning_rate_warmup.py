@@ -136,6 +136,23 @@ def test_data_of_unknown_length_need_the_number_of_steps():
     np.testing.assert_allclose(rates.seen, [0.1, 0.15, 0.2, 0.2], rtol=1e-6)
 
 
+def test_several_optimizers_need_a_choice():
+    def step(models, batch):
+        return {}
+
+    trainer = kr.ReplicatedTrainer(lambda: {"a": build(), "b": build()}, train_step=step, devices=2)
+    trainer.compile(optimizer={"a": keras.optimizers.SGD(0.1), "b": keras.optimizers.SGD(0.1)})
+    warmup = kr.callbacks.LearningRateWarmup(0.1, batch_size=512)
+    with pytest.raises(ValueError, match=r"Say which one: .*optimizer=trainer.optimizers"):
+        trainer.fit(*data(), verbose=0, callbacks=[warmup])
+    warmup = kr.callbacks.LearningRateWarmup(
+        0.1, batch_size=512, epochs=0, optimizer=trainer.optimizers["b"]
+    )
+    trainer.fit(*data(), verbose=0, callbacks=[warmup])
+    rates = {name: float(o.learning_rate.numpy()) for name, o in trainer.optimizers.items()}
+    assert rates == pytest.approx({"a": 0.1, "b": 0.2})
+
+
 @pytest.mark.parametrize("name", ["learning_rate", "batch_size", "reference_batch_size"])
 def test_numbers_must_be_positive(name):
     arguments = {"learning_rate": 0.1, "batch_size": 8, name: 0}

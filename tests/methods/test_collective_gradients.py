@@ -37,8 +37,8 @@ def gathered_along_1(rows):
 def contrast(rows):
     """InfoNCE: each row among the halves of all rows."""
     candidates = kr.replica.all_gather(rows, axis=0)
-    before = kr.replica.all_gather(tf.shape(rows)[0])[: kr.replica.replica_id()]
-    labels = tf.reduce_sum(before) + tf.range(tf.shape(rows)[0])
+    begin = kr.replica.replica_id() * kr.replica.global_rows() // kr.replica.num_replicas()
+    labels = begin + tf.range(tf.shape(rows)[0])
     logits = tf.matmul(tf.sin(rows), candidates, transpose_b=True)
     return kr.replica.mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
@@ -77,13 +77,14 @@ def values(count):
 
 
 def differences(function, point):
-    """Central differences of a scalar function of an array."""
-    slopes = np.zeros_like(point)
+    """Central differences of a function of an array: [..., *point.shape]."""
+    slopes = []
     for where in np.ndindex(*point.shape):
         step = np.zeros_like(point)
         step[where] = EPSILON
-        slopes[where] = (function(point + step) - function(point - step)) / (2 * EPSILON)
-    return slopes
+        slopes.append((function(point + step) - function(point - step)) / (2 * EPSILON))
+    slopes = np.stack(slopes, axis=-1)
+    return slopes.reshape(*slopes.shape[:-1], *point.shape)
 
 
 def shares(parts):
@@ -118,7 +119,8 @@ def test_gradient_towards_rows(count, replicas):
     def run(x):
         outputs = trainer.run(losses_and_gradients, x)
         held = shares([part for part, _ in outputs])
-        return [(share, results) for share, (_, results) in zip(held, outputs, strict=True) if share]
+        results = [results for _, results in outputs]
+        return [pair for pair in zip(held, results, strict=True) if pair[0]]
 
     def losses(x):
         """The weighted average of each loss, in the order of LOSSES."""
@@ -128,13 +130,6 @@ def test_gradient_towards_rows(count, replicas):
         )
 
     point = values(count)
-    numeric = np.zeros((len(LOSSES), *point.shape))
-    for where in np.ndindex(*point.shape):
-        step = np.zeros_like(point)
-        step[where] = EPSILON
-        numeric[(slice(None), *where)] = (losses(point + step) - losses(point - step)) / (
-            2 * EPSILON
-        )
     found = run(point)
     actual = {
         name: np.concatenate([share * results[name][1].numpy() for share, results in found])
@@ -142,7 +137,46 @@ def test_gradient_towards_rows(count, replicas):
     }
     wrong = [
         name
-        for name, expected in zip(LOSSES, numeric, strict=True)
+        for name, expected in zip(LOSSES, differences(losses, point), strict=True)
         if not np.allclose(actual[name], expected, rtol=1e-5, atol=1e-6)
     ]
     assert not wrong
+
+
+UPDATED = ["all_sum", "all_gather, axis 0", "broadcast", "mean", "sum"]
+
+
+def test_gradient_of_an_update():
+    """One update of SGD(1) subtracts the derivative of the row-weighted average: 5 rows on 3."""
+
+    def build():
+        dense = layers.Dense(FEATURES, use_bias=False, dtype="float64", name="dense")
+        model = sequential((FEATURES,), dense, dtype="float64")
+        model.set_weights([kernel])
+        return model
+
+    def train_step(model, rows):
+        variables = model.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = loss_of(tf.matmul(rows, tf.convert_to_tensor(variables[0])))
+        trainer.optimizers["optimizer"].apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+    def loss_of(outputs):
+        return tf.add_n([LOSSES[name](outputs) for name in UPDATED])
+
+    def average(kernel):
+        outputs = trainer.run(lambda x, k: (loss_of(tf.matmul(x, k)), x), rows, same(kernel))
+        held = shares([part for _, part in outputs])
+        return sum(share * float(loss) for share, (loss, _) in zip(held, outputs, strict=True))
+
+    def same(kernel):
+        return kr.PerReplica([tf.constant(kernel)] * 3)
+
+    rows, kernel = values(5), values(FEATURES)
+    trainer = kr.ReplicatedTrainer(build, devices=cpus(3), train_step=train_step)
+    trainer.compile(optimizer=keras.optimizers.SGD(1.0))
+    expected = kernel - differences(average, kernel)
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(5)
+    trainer.fit(data, epochs=1, verbose=0)
+    assert_close(trainer.model.get_weights(), [expected], what="weights")

@@ -32,7 +32,7 @@ class Alone:
     all_sum = all_mean = all_gather = same
 
     @staticmethod
-    def first_row(rows):
+    def first_row():
         return 0
 
 
@@ -42,10 +42,9 @@ class Replicated:
     all_gather = staticmethod(kr.replica.all_gather)
 
     @staticmethod
-    def first_row(rows):
+    def first_row():
         """Where this replica's rows begin in the global batch."""
-        before = kr.replica.all_gather(rows)[: kr.replica.replica_id()]
-        return ops.sum(before)
+        return kr.replica.replica_id() * kr.replica.global_rows() // kr.replica.num_replicas()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +114,10 @@ def gan_step(models, optimizers, batch, world):
             descend(
                 optimizers["critic"],
                 critic.trainable_variables,
-                lambda fake=fake: ops.mean(ops.softplus(-critic(batch["real"])))
-                + ops.mean(ops.softplus(critic(fake))),
+                lambda fake=fake: (
+                    ops.mean(ops.softplus(-critic(batch["real"])))
+                    + ops.mean(ops.softplus(critic(fake)))
+                ),
             )
         )
     generator_loss = descend(
@@ -172,8 +173,7 @@ def info_nce_step(models, optimizers, batch, world):
     def loss():
         first, second = unit(encoder(batch["first"])), unit(encoder(batch["second"]))
         candidates = world.all_gather(second, axis=0)
-        rows = ops.shape(first)[0]
-        labels = world.first_row(rows) + ops.arange(rows)
+        labels = world.first_row() + ops.arange(ops.shape(first)[0])
         return ops.mean(cross_entropy(labels, first @ ops.transpose(candidates) / 0.5))
 
     return {"loss": descend(optimizers["encoder"], encoder.trainable_variables, loss)}
