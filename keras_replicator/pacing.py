@@ -22,8 +22,6 @@ _HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
-# Callbacks that merely display what they are given.
-_PASSIVE = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 
 def batch_interval(callback, phase="train"):
@@ -43,33 +41,44 @@ def batch_interval(callback, phase="train"):
     >>> batch_interval(keras.callbacks.ModelCheckpoint("a.keras", save_freq=8))
     8
     """
-    if isinstance(callback, _PASSIVE):
-        return None
     declared = getattr(callback, "batch_interval", False)
     if declared is None or (isinstance(declared, int) and declared is not False):
         return declared
-    frequency = getattr(callback, "save_freq", None)
-    if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
-        return None if frequency == "epoch" or phase != "train" else int(frequency)
-    if isinstance(callback, keras.callbacks.TensorBoard) and _keeps_batch_hooks(callback):
-        if phase != "train":
-            return None
-        # It counts the calls of its hooks, so it sees every batch or none.
-        quiet = callback.update_freq == "epoch" and not compat.profiles_batches(callback)
-        return None if quiet else 1
-    base = keras.callbacks.Callback
-    for hook in _HOOKS[phase]:
-        if hook in vars(callback) or getattr(type(callback), hook) is not getattr(base, hook):
-            return 1
-    return None
+    for known, rule in _KNOWN.items():
+        if isinstance(callback, known) and _keeps_hooks(callback, known, phase):
+            return rule(callback) if phase == "train" else None
+    return None if _keeps_hooks(callback, keras.callbacks.Callback, phase) else 1
 
 
-def _keeps_batch_hooks(callback):
-    """Whether a subclass of Keras' TensorBoard leaves its batch hooks alone."""
+def _keeps_hooks(callback, known, phase):
+    """Whether a callback's batch hooks are those of a class of Keras."""
     return all(
-        getattr(type(callback), hook) is getattr(keras.callbacks.TensorBoard, hook)
-        for hook in _HOOKS["train"]
+        hook not in vars(callback) and getattr(type(callback), hook) is getattr(known, hook)
+        for hook in _HOOKS[phase]
     )
+
+
+def _saving_interval(checkpoint):
+    return None if checkpoint.save_freq == "epoch" else int(checkpoint.save_freq)
+
+
+def _every_batch_or_none(saves_batches):
+    """For callbacks that count the calls of their hooks: every batch, or none."""
+    return lambda callback: 1 if saves_batches(callback) else None
+
+
+# What Keras' own callbacks need of batches.
+_KNOWN = {
+    keras.callbacks.History: lambda callback: None,
+    keras.callbacks.ProgbarLogger: lambda callback: None,
+    keras.callbacks.ModelCheckpoint: _saving_interval,
+    keras.callbacks.BackupAndRestore: _every_batch_or_none(
+        lambda callback: callback.save_freq != "epoch"
+    ),
+    keras.callbacks.TensorBoard: _every_batch_or_none(
+        lambda callback: callback.update_freq != "epoch" or compat.profiles_batches(callback)
+    ),
+}
 
 
 class Pacing:

@@ -1,7 +1,7 @@
 """Gradients of collectives against finite differences (contract, point 8).
 
-What counts is the average of the replicas' losses, weighted by their rows: what a step's optimizer
-descends. Numbers are float64, so that differences are good to more digits than the 1e-5 that is asked.
+What counts is the average of the replicas' losses, weighted by their rows: what a step's
+optimizer descends. Numbers are float64, so that differences are good to more than 1e-5.
 """
 
 import keras

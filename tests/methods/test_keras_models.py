@@ -1,8 +1,8 @@
 """The model classes of Keras' guides and examples, in our own words, used as they are.
 
-Nothing of this package stands in a class unless its name says so (`Gathered...`): they have their own `compile`,
-`train_step(self, data)`, trackers and seed generators. Where a method draws no random numbers and its rows are
-independent, plain Keras on one device is the reference for weights and history.
+Nothing of this package stands in a class unless its name says so (`Gathered...`): they have their
+own `compile`, `train_step(self, data)`, trackers and seed generators. Where a method draws no
+random numbers and its rows are independent, plain Keras on one device is the reference.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class CustomFit(keras.Model):
 
 
 class CompiledFit(keras.Model):
-    """The guide's first class: loss and metrics of compile, the latter in one log that is a dict."""
+    """The guide's first class: loss and metrics of compile, the metrics in one dict."""
 
     def train_step(self, data):
         x, y = data

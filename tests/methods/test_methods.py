@@ -1,7 +1,7 @@
 """Research methods as custom steps: N replicas train as one device (contract, point 8).
 
-A row of `METHODS` is a step that takes its collectives from `world`: `Replicated` is this package, and
-`Alone`, the reference, is what one device with the whole batch would write, run in a plain loop.
+A row of `METHODS` is a step that takes its collectives from `world`: `Replicated` is this package,
+and `Alone`, the reference, is what one device with the whole batch writes, run in a plain loop.
 15 rows in batches of 6 end with a batch of 3, in which one of four replicas has no row.
 """
 
@@ -129,7 +129,7 @@ def gan_step(models, optimizers, batch, world):
 
 
 def penalty_step(models, optimizers, batch, world):
-    """Wasserstein losses; the norm of the critic's gradient between real and fake is pulled to 1."""
+    """Wasserstein losses; the norm of the critic's gradient is pulled to 1."""
     generator, critic = models["generator"], models["critic"]
 
     def critic_loss():
@@ -218,7 +218,7 @@ VIEWS = {"first": normal(ROWS, 3), "second": normal(ROWS, 3) + 0.1 * normal(ROWS
 
 
 class GlobalNorm(layers.Layer):
-    """Batch normalization of a user who writes the moments with `total`, a sum or mean of shares."""
+    """Batch normalization by hand; `total` is a sum or a mean over replicas."""
 
     def __init__(self, total):
         super().__init__()
