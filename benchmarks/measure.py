@@ -44,9 +44,10 @@ def run_child(task):
 
 
 def throughput(case, replicas, names, rounds, steps=None, epochs=3, phases=PHASES):
-    """Returns `{phase: {contender: [steps per second of each round]}}`.
+    """Returns `{figure: {contender: [a value per round]}}`.
 
-    The first epoch of each `fit` is not counted: it starts the input pipeline.
+    Figures are the phases (steps per second), and "<phase>, processor": milliseconds of all
+    threads per step, which other programs disturb less. The first epoch of each `fit` is not counted: it starts the input pipeline.
     """
     from benchmarks.contenders import make
 
@@ -58,22 +59,29 @@ def throughput(case, replicas, names, rounds, steps=None, epochs=3, phases=PHASE
             continue
         taking_part = [name for name in names if phase == "fit" or contenders[name].evaluates]
         speeds = {name: [] for name in taking_part}
+        costs = {name: [] for name in taking_part}
         for number in range(-1, rounds):  # round -1 traces and warms up
             first = number % len(taking_part)
             for name in taking_part[first:] + taking_part[:first]:
-                speed = _speed(contenders[name], phase, epochs)
+                speed, cost = _speed(contenders[name], phase, epochs)
                 if number >= 0:
                     speeds[name].append(speed)
-        result[phase] = speeds
+                    costs[name].append(cost)
+        result[phase], result[f"{phase}, processor"] = speeds, costs
     return result
 
 
 def _speed(contender, phase, epochs):
+    """Returns `(steps per second, milliseconds of processor time per step)`."""
+    begun, used = time.perf_counter(), time.process_time()
     if phase == "fit":
-        return contender.steps / statistics.mean(contender.fit(epochs)[1:])
-    start = time.perf_counter()
-    getattr(contender, phase)()
-    return contender.steps / (time.perf_counter() - start)
+        seconds = statistics.mean(contender.fit(epochs)[1:])
+    else:
+        epochs = 1
+        getattr(contender, phase)()
+        seconds = time.perf_counter() - begun
+    used = time.process_time() - used
+    return contender.steps / seconds, 1e3 * used / (epochs * contender.steps)
 
 
 def fresh(case, replicas, name, steps=None, epochs=2):

@@ -67,7 +67,7 @@ def dense(*sizes):
 
 
 def resnet20():
-    """The CIFAR network of He et al. (arXiv 1512.03385, section 4.2): 272,474 parameters."""
+    """The CIFAR network of He et al. (arXiv 1512.03385, section 4.2), about 270,000 weights."""
     inputs = keras.Input((32, 32, 3))
     x = _normalised(inputs, 16)
     for filters, strides in ((16, 1), (32, 2), (64, 2)):

@@ -455,7 +455,7 @@ def mean(per_row, sample_weight=None, normalize="rows"):
     values, weights = _weighted(per_row, sample_weight)
     if normalize == "rows" or weights is None:
         return tf.math.divide_no_nan(tf.reduce_sum(values), tf.cast(tf.size(values), values.dtype))
-    total = replica.reduce_sum([replica.own(tf.reduce_sum(weights))])[0]
+    (total,) = _differentiable_sum([tf.reduce_sum(weights)])
     return tf.math.divide_no_nan(tf.reduce_sum(values), total * replica.weight(values.dtype))
 
 

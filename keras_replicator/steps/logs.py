@@ -46,6 +46,7 @@ class StepLogs:
                 f"Received: {logs!r} of type {type(logs).__name__}"
             )
         current = replica.current()
+        logs = _flat(logs)
         sums = {}
         self.order = list(logs)
         for name, value in logs.items():
@@ -54,10 +55,6 @@ class StepLogs:
                 value = tagged[1]
             if isinstance(value, keras.metrics.Metric):
                 self.metrics[name] = value
-            elif isinstance(value, dict):
-                raise TypeError(
-                    f"The log '{name}' is a dict; logs are flat. Received: {name}={value!r}"
-                )
             else:
                 sums[name] = _sum_and_weight(value, current)
         return sums
@@ -105,6 +102,14 @@ class StepLogs:
                 with np.errstate(invalid="ignore", divide="ignore"):
                     values[name] = np.float64(total) / weight if weight >= 0 else float(total)
         return values
+
+
+def _flat(logs):
+    """Returns logs without nested dicts, as Keras flattens them."""
+    flat = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
 
 
 def _sum_and_weight(value, current):
