@@ -242,7 +242,7 @@ class GlobalNorm(layers.Layer):
 
 def build_normalized(collective, world):
     norm = GlobalNorm(getattr(world, collective))
-    return {"encoder": sequential((3,), layers.Dense(4), norm, layers.Dense(1))}
+    return {"encoder": sequential((3,), layers.Dense(4, use_bias=False), norm, layers.Dense(1))}
 
 
 def regression_step(models, optimizers, batch, world):
