@@ -9,6 +9,8 @@ from benchmarks import contenders, models, report, targets
 from benchmarks.__main__ import main
 from benchmarks.measure import fresh, run_child
 
+pytestmark = pytest.mark.slow
+
 
 def figure(ours, keras, name="fit"):
     return report.Figure("mlp", 2, name, "steps/s", {"ours": ours, "keras": keras})
