@@ -257,6 +257,28 @@ def is_wrapped_function(loss):
     return getattr(loss, "_fn", None) or getattr(loss, "fn", None)
 
 
+def around_activity_regularizers(wrapper):
+    """Decorator: wraps activity regularizers where Keras adds their sum over rows to the loss.
+
+    Keras 3.14 and later divide it by the rows of the batch, a mean over rows: nothing to do there.
+
+    Args:
+        wrapper: Takes a regularizer that a layer is about to use, returns what it uses instead.
+    """
+    if _version(keras.__version__) >= (3, 14):
+        return wrapper
+
+    def read(layer):
+        regularizer = vars(layer).get("activity_regularizer")
+        return None if regularizer is None else wrapper(regularizer)
+
+    def write(layer, regularizer):
+        vars(layer)["activity_regularizer"] = regularizer
+
+    keras.Layer.activity_regularizer = property(read, write)
+    return wrapper
+
+
 # ---------------------------------------------------------------------------- models, metrics
 
 

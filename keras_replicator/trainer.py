@@ -94,7 +94,7 @@ class ReplicatedTrainer:
             strategy, devices, expected_workers, peer_timeout, start_timeout
         )
         if seed is not None:
-            keras.utils.set_random_seed(seed)
+            compat.set_random_seed(seed)
         compat.ensure_global_seed_generator()
         self._models = Models(model, self._engine)
         self._session = Session(plan, self._engine, self._models, seed)

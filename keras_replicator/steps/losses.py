@@ -73,6 +73,20 @@ def _build_exact(original, compile_loss, y_true, y_pred):
     )
 
 
+@compat.around_activity_regularizers
+def _share_of_sum(regularizer):
+    """A regularizer that sums over rows gives this replica's part of the sum over all rows."""
+    current = replica.current()
+    if current is None or not current.distributed or current.building:
+        return regularizer
+
+    def share(output):
+        value = regularizer(output)
+        return tf.math.divide_no_nan(value, current.weight(value.dtype))
+
+    return share
+
+
 class ExactLoss:
     """A resolved Keras loss whose value is this replica's part of the global loss.
 
