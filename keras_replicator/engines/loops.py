@@ -155,7 +155,7 @@ class Loop:
         """Ragged and sparse outputs cannot be stacked in a loop: they take one step a call."""
         outputs = self._single.get_concrete_function(spec).structured_outputs
         leaves = [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
-        if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        if not all(isinstance(leaf, (tf.Tensor, tf.TensorSpec)) for leaf in leaves):
             self.one_by_one = True
             self._call = self._collect_one_by_one
 

@@ -57,6 +57,21 @@ def test_s08_predict_on_batch():
         assert_close(np.asarray(trainer.predict_on_batch(x)), alone.predict_on_batch(x))
 
 
+@one_and_two
+def test_predict_runs_many_steps_a_call(replicas):
+    """A callback sees the last batch of each call, as under Keras."""
+    seen = []
+
+    class Notes(keras.callbacks.Callback):
+        def on_predict_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    trainer = compiled_trainer(network, replicas, steps_per_execution=4)
+    outputs = trainer.predict(normal(22, 3), batch_size=2, callbacks=[Notes()], verbose=0)
+    assert outputs.shape == (22, 1)
+    assert seen == [3, 7, 10]
+
+
 def test_c49_calls_with_changing_row_counts():
     """C49: train_on_batch with 4, 1, 5 and 2 rows on 3 replicas: lists and weights."""
     alone = network()
