@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks --only mlp --rounds 7 --json out.json --plots docs/images`."""
+"""The command line: `python -m benchmarks --only mlp --rounds 7 --json out.json --plots images`."""
 
 import argparse
 import sys

@@ -47,7 +47,8 @@ def throughput(case, replicas, names, rounds, steps=None, epochs=3, phases=PHASE
     """Returns `{figure: {contender: [a value per round]}}`.
 
     Figures are the phases (steps per second), and "<phase>, processor": milliseconds of all
-    threads per step, which other programs disturb less. The first epoch of each `fit` is not counted: it starts the input pipeline.
+    threads per step, which other programs disturb less. The first epoch of each `fit` is not
+    counted: it starts the input pipeline.
     """
     from benchmarks.contenders import make
 

@@ -46,7 +46,8 @@ def machine():
     import keras
     import tensorflow as tf
 
-    gpus = [tf.config.experimental.get_device_details(g) for g in tf.config.list_physical_devices("GPU")]
+    details = tf.config.experimental.get_device_details
+    gpus = [details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
