@@ -1,7 +1,7 @@
 """Ratios, a table, a JSON file and pictures of what was measured.
 
-    figures = [Figure("mlp", 2, "fit", "steps/s", {"ours": [...], "keras": [...]}), ...]
-    print(table(figures))
+figures = [Figure("mlp", 2, "fit", "steps/s", {"ours": [...], "keras": [...]}), ...]
+print(table(figures))
 """
 
 import dataclasses

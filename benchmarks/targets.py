@@ -1,7 +1,7 @@
 """What is to be reached on two cores, and whether a run has reached it.
 
-    for line in check(figures):
-        print(line)         # mlp, 2 replica(s), fit, ours / keras: 1.71, 1.60 asked: met
+for line in check(figures):
+    print(line)         # mlp, 2 replica(s), fit, ours / keras: 1.71, 1.60 asked: met
 """
 
 import dataclasses
