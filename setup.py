@@ -78,6 +78,8 @@ setup(
             "ruff>=0.9",
             "cloudpickle>=3.0",
             "PyYAML>=6.0",
+            # For the task of its own of examples/d4pg.
+            "dm_env>=1.6",
             # To execute the notebook.
             "ipykernel>=6.29",
             "nbclient>=0.10",

@@ -1,0 +1,1 @@
+"""D4PG: a distributed distributional deterministic policy gradient agent, learning on replicas."""
