@@ -17,6 +17,7 @@ from keras_replicator import hardware as _hardware  # noqa: E402
 _hardware.simulate_devices_from_environment()
 
 from keras_replicator import callbacks, replica  # noqa: E402
+from keras_replicator.batch_size import find_batch_size  # noqa: E402
 from keras_replicator.hardware import simulate_devices  # noqa: E402
 from keras_replicator.plan import Plan  # noqa: E402
 from keras_replicator.replica import PerReplica  # noqa: E402
@@ -30,6 +31,7 @@ __all__ = [
     "ReplicatedTrainer",
     "__version__",
     "callbacks",
+    "find_batch_size",
     "local_mean",
     "on_global_batch",
     "replica",

@@ -503,6 +503,17 @@ def tensorflow_started():
     return context.context()._context_handle is not None
 
 
+def device_memory_limits():
+    """Returns `{name: bytes}` that TensorFlow may use on each accelerator."""
+    from tensorflow.python.client import device_lib
+
+    return {
+        device.name.removeprefix("/device:"): device.memory_limit
+        for device in device_lib.list_local_devices()
+        if device.device_type != "CPU"
+    }
+
+
 # ---------------------------------------------------------------------------------- optimizers
 
 

@@ -11,6 +11,7 @@ from keras_replicator import steps as _steps  # noqa: F401 - teaches Keras the r
 from keras_replicator.checks import check_positive, check_step
 from keras_replicator.compilation import adoptable, compile_models
 from keras_replicator.data.sources import make_source
+from keras_replicator.dev_run import without_writers
 from keras_replicator.engines.factory import choose_engine
 from keras_replicator.epochs import WindowPosition
 from keras_replicator.fitting import (
@@ -124,6 +125,11 @@ class ReplicatedTrainer:
     def strategy(self):
         """The `tf.distribute.Strategy`, or None where one device needs none."""
         return self._engine.strategy
+
+    @property
+    def session(self):
+        """The `Session`: what the parts of the package share. Not for users."""
+        return self._session
 
     @property
     def optimizers(self):
@@ -251,8 +257,10 @@ class ReplicatedTrainer:
             validation_batch_size: Rows of a global batch of the validation.
             validation_freq: Epochs between validations, or the epochs themselves.
             resume: A directory of checkpoints to resume from, or None.
-            fast_dev_run: True runs one step of everything, to find mistakes fast.
-            overfit_batches: An int: trains on that many batches only, again and again.
+            fast_dev_run: True runs one step of training and of validation, to find mistakes fast.
+                Callbacks that write a run's files are left out, and nothing is resumed.
+            overfit_batches: An int: an epoch is the first so many batches, in the same order and
+                with the same rows each time.
 
         Returns:
             A `keras.callbacks.History`.
@@ -260,9 +268,10 @@ class ReplicatedTrainer:
         self._require_compiled("fit")
         if fast_dev_run:
             epochs, steps_per_epoch, validation_steps = initial_epoch + 1, 1, 1
+            validation_freq, resume = 1, None
+            callbacks = without_writers(callbacks, say=verbose != 0 and self.plan.is_chief)
         if overfit_batches is not None:
             check_positive("overfit_batches", overfit_batches)
-            steps_per_epoch = min(steps_per_epoch or overfit_batches, overfit_batches)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = compat.train_validation_split(
                 (x, y, sample_weight), validation_split
@@ -276,6 +285,8 @@ class ReplicatedTrainer:
             shuffle=shuffle and overfit_batches is None,
             class_weight=class_weight,
         )
+        if overfit_batches is not None:
+            source.keep_first(overfit_batches)
         stream = Stream(source, steps_per_epoch)
         validation = None
         if validation_data is not None:
@@ -446,6 +457,16 @@ class ReplicatedTrainer:
     def _element(self, x, y=None, sample_weight=None):
         source = self._source(x, y, sample_weight, batch_size=2**31 - 1)
         return next(source.iterator(0)), source.element_spec
+
+    def sample_rows(self, x, y=None, sample_weight=None):
+        """Returns `(batch, element spec, rows)`: rows to make trial batches of. Not for users.
+
+        Arrays give all their rows; other data their first batch, and None for the number.
+        """
+        self._require_compiled("fit")
+        source = self._source(x, y, sample_weight, batch_size=2**31 - 1)
+        _, batch = next(source.iterator(0))
+        return batch, source.element_spec, getattr(source, "num_rows", None)
 
     # -------------------------------------------------------------------------------------- run
 

@@ -92,6 +92,7 @@ CALLED = {
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank": call(1, 2),
     "keras.src.random.seed_generator.global_seed_generator": call(),
     "keras.src.utils.python_utils.pythonify_logs": call({}),
+    "tensorflow.python.client.device_lib.list_local_devices": call(),
     "tensorflow.python.distribute.collective_all_reduce_strategy"
     ".CollectiveAllReduceExtended._initialize_local_devices": call(SELF, "resolver", "device"),
     "tensorflow.python.distribute.values.DistributedVariable._get_on_device_or_primary": call(SELF),

@@ -138,10 +138,17 @@ class Source:
 
     num_batches = None
     can_seek = False
+    _dataset = None
 
     def iterator(self, epoch, start=0):
         """Returns a `tf.data` iterator over the batches of `epoch`, from batch `start` on."""
         raise NotImplementedError
+
+    def keep_first(self, count):
+        """Makes an epoch of the first `count` batches, read once and the same in every epoch."""
+        dataset = self._dataset.take(count).cache()
+        self.num_batches = sum(1 for _ in dataset)
+        self._dataset = dataset
 
     def describe(self, plan):
         """Returns the lines that `print(trainer.plan)` shows about the batches."""
@@ -278,20 +285,30 @@ class AdapterSource(Source):
         self._dataset = _shared(adapter.get_tf_dataset(), shard)
         self.element_spec = self._dataset.element_spec
         self._fresh = True
+        self._kept = False
 
     def iterator(self, epoch, start=0):
         # An adapter's data set carries the order of its epoch, so each epoch takes a new one.
+        as_it_is = self._fresh or self._kept
         dataset = (
-            self._dataset if self._fresh else _shared(self._adapter.get_tf_dataset(), self._shard)
+            self._dataset if as_it_is else _shared(self._adapter.get_tf_dataset(), self._shard)
         )
         self._fresh = False
         return iter(_prefetched(dataset.skip(start) if start else dataset))
 
+    def keep_first(self, count):
+        self.on_epoch_begin()
+        super().keep_first(count)
+        self.on_epoch_end()
+        self._kept = True  # nothing is read from the adapter any more
+
     def on_epoch_begin(self):
-        self._adapter.on_epoch_begin()
+        if not self._kept:
+            self._adapter.on_epoch_begin()
 
     def on_epoch_end(self):
-        self._adapter.on_epoch_end()
+        if not self._kept:
+            self._adapter.on_epoch_end()
 
 
 def _shared(dataset, shard):
