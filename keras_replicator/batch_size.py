@@ -110,7 +110,7 @@ def _search(fits, predicted, start, maximum, replicas):
     Example:
 
     >>> _search(lambda size: size <= 100, lambda: None, 4, 4096, 4)
-    100
+    96
     """
     good, bad, size = 0, None, start
     while fits_next(good, bad, size):
