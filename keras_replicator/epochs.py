@@ -32,7 +32,9 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
             hooks.stop()
             break
         hooks.begin(step)
-        done, rows, outputs = loop(stream.iterator, wanted, 0 if window is None else window.steps)
+        position = 0 if window is None else window.steps
+        lasts = stream.lasts and engine.num_workers == 1
+        done, rows, outputs = loop(stream.iterator, wanted, position, lasts)
         stream.consumed(done)
         pacing.end(done)
         if done:

@@ -68,6 +68,11 @@ class Stream:
         return min(wanted, left)
 
     @property
+    def lasts(self):
+        """Whether the current iterator is known to hold the steps that `available` allows."""
+        return self.source.is_counted
+
+    @property
     def iterator(self):
         """The current `tf.data` iterator."""
         return self._iterator

@@ -23,6 +23,8 @@ class FakeSource:
         passes: How often the data can be read: a generator gives nothing more after one pass.
     """
 
+    is_counted = False
+
     def __init__(self, batches, known=True, passes=None):
         self.num_batches = batches if known else None
         self.batches = batches
@@ -51,7 +53,7 @@ class Loop:
     def __init__(self):
         self.seen = []
 
-    def __call__(self, iterator, steps, position=0):
+    def __call__(self, iterator, steps, position=0, lasts=False):
         before = len(self.seen)
         for _ in range(steps):
             batch = next(iterator, None)

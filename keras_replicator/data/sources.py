@@ -134,11 +134,13 @@ class Source:
         num_batches: Batches of an epoch, or None where that is not known.
         element_spec: The `tf.TypeSpec` nest of `(rows, batch)`.
         can_seek: Whether an epoch can start at any batch without reading those before.
+        is_counted: Whether an iterator is known to hold `num_batches` batches, or never to end.
     """
 
     num_batches = None
     can_seek = False
     _dataset = None
+    is_counted = False
 
     def iterator(self, epoch, start=0):
         """Returns a `tf.data` iterator over the batches of `epoch`, from batch `start` on."""
@@ -169,6 +171,7 @@ class ArraySource(Source):
     """Arrays in memory, read by index; the order of an epoch is a function of (seed, epoch)."""
 
     can_seek = True
+    is_counted = True
 
     def __init__(self, arrays, batch_size, shuffle, seed, shard, argument="x"):
         leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
@@ -199,7 +202,9 @@ class ArraySource(Source):
         def read(number):
             first = number * self.batch_size
             rows = tf.minimum(self.num_rows - first, self.batch_size)
-            begin, end = at_least_one(*shard.rows(rows), rows)
+            begin, end = 0, rows
+            if not shard.is_whole:
+                begin, end = at_least_one(*shard.rows(rows), rows)
             if self._shuffle:
                 where = self._order[first + begin : first + end]
                 batch = keras.tree.map_structure(
@@ -266,7 +271,7 @@ class DatasetSource(Source):
                 "The data set holds no batches. Received: a tf.data.Dataset of cardinality 0"
             )
         self.num_batches = cardinality if cardinality > 0 else None
-        self.infinite = cardinality == tf.data.INFINITE_CARDINALITY
+        self.is_counted = cardinality > 0 or cardinality == tf.data.INFINITE_CARDINALITY
         self._dataset = _shared(dataset, shard)
         self.element_spec = self._dataset.element_spec
 

@@ -1,7 +1,8 @@
 """One compiled function that runs many steps a call.
 
 The loop takes a plain `tf.data` iterator, so the position in the data is that of the last batch
-that was consumed, and it fetches the next batch while the current one is computed.
+that was consumed. Where it is known that the data last, a batch is simply taken; elsewhere each
+step asks first, and fetches the next batch while the current one is computed.
 """
 
 import tensorflow as tf
@@ -53,13 +54,14 @@ class Loop:
             single = self._joined if collect else self._one_alone
             self._single = compat.compiled(single, reduce_retracing=True)
 
-    def __call__(self, iterator, steps, position=0):
+    def __call__(self, iterator, steps, position=0, lasts=False):
         """Runs up to `steps` steps.
 
         Args:
             iterator: A `tf.data` iterator of `(rows, batch)`.
             steps: int, how many steps at most.
             position: int, steps since the last update (with accumulation).
+            lasts: Whether the data are known to hold that many batches.
 
         Returns:
             `(steps done, rows seen, outputs)`; fewer steps than asked for: the data have ended.
@@ -68,7 +70,7 @@ class Loop:
             if self._collect and not self.one_by_one and self.traces == 0:
                 self._choose_collection(iterator.element_spec)
             done, rows, outputs = self._call(
-                iterator, tf.constant(steps, tf.int32), tf.constant(position, tf.int32)
+                iterator, tf.constant(steps, tf.int32), tf.constant(position, tf.int32), lasts
             )
         return int(done), int(rows), outputs
 
@@ -114,29 +116,19 @@ class Loop:
 
     # ------------------------------------------------------------------------------- training
 
-    def _run_compiled(self, iterator, steps, position):
+    def _run_compiled(self, iterator, steps, position, lasts):
         self.traces += 1
-        spec = iterator.element_spec
 
-        def more(done, rows, element):
-            del rows
-            return tf.logical_and(done < steps, element.has_value())
-
-        def body(done, rows, element):
-            batch_rows, results = self._one_step(element.get_value(), position + done)
+        def step(done, rows, element):
+            batch_rows, results = self._one_step(element, position + done)
             self._log(results)
-            return (
-                done + 1,
-                rows + tf.cast(batch_rows, tf.int64),
-                _next(iterator, done, steps, spec),
-            )
+            return (rows + tf.cast(batch_rows, tf.int64),)
 
-        done, rows, _ = tf.while_loop(
-            more, body, (tf.constant(0), tf.constant(0, tf.int64), _first(iterator, steps, spec))
-        )
+        done, rows = _repeat(step, iterator, steps, (tf.constant(0, tf.int64),), lasts)
         return done, rows, ()
 
-    def _run_eagerly(self, iterator, steps, position):
+    def _run_eagerly(self, iterator, steps, position, lasts):
+        del lasts
         done, rows = 0, 0
         while done < steps:
             try:
@@ -159,7 +151,7 @@ class Loop:
             self.one_by_one = True
             self._call = self._collect_one_by_one
 
-    def _collect_compiled(self, iterator, steps, position):
+    def _collect_compiled(self, iterator, steps, position, lasts):
         del position
         self.traces += 1
         spec = iterator.element_spec
@@ -177,21 +169,14 @@ class Loop:
             for leaf in leaves
         ]
 
-        def more(done, rows, element, *arrays):
-            del rows, arrays
-            return tf.logical_and(done < steps, element.has_value())
-
-        def body(done, rows, element, *arrays):
-            value = element.get_value()
-            outputs = [leaf for leaf in tf.nest.flatten(one(value)) if leaf is not None]
+        def step(done, rows, *arrays_and_element):
+            *arrays, element = arrays_and_element
+            outputs = [leaf for leaf in tf.nest.flatten(one(element)) if leaf is not None]
             arrays = [array.write(done, output) for array, output in zip(arrays, outputs)]
-            rows += tf.cast(value[0], tf.int64)
-            return (done + 1, rows, _next(iterator, done, steps, spec), *arrays)
+            return (rows + tf.cast(element[0], tf.int64), *arrays)
 
-        done, rows, _, *arrays = tf.while_loop(
-            more,
-            body,
-            (tf.constant(0), tf.constant(0, tf.int64), _first(iterator, steps, spec), *arrays),
+        done, rows, *arrays = _repeat(
+            step, iterator, steps, (tf.constant(0, tf.int64), *arrays), lasts
         )
         joined = iter([array.concat() for array in arrays])
         outputs = tf.nest.pack_sequence_as(
@@ -199,8 +184,8 @@ class Loop:
         )
         return done, rows, outputs
 
-    def _collect_one_by_one(self, iterator, steps, position):
-        del steps, position
+    def _collect_one_by_one(self, iterator, steps, position, lasts):
+        del steps, position, lasts
         try:
             element = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
@@ -218,19 +203,37 @@ class Loop:
         return tf.nest.map_structure(lambda *parts: _concat(parts), *results)
 
 
-def _first(iterator, steps, spec):
-    return tf.cond(
-        steps > 0, iterator.get_next_as_optional, lambda: tf.experimental.Optional.empty(spec)
-    )
+def _repeat(step, iterator, steps, state, lasts):
+    """Runs `state = step(done, *state, element)` for up to `steps` elements.
 
+    Returns:
+        `(done, *state)`: how many elements there were, and the last state.
+    """
+    zero = tf.constant(0)
+    if lasts:
 
-def _next(iterator, done, steps, spec):
-    """Fetches the next batch unless this was the last step of the call."""
-    return tf.cond(
-        done + 1 < steps,
-        iterator.get_next_as_optional,
-        lambda: tf.experimental.Optional.empty(spec),
-    )
+        def take(done, *state):
+            return (done + 1, *step(done, *state, next(iterator)))
+
+        return tf.while_loop(lambda done, *state: done < steps, take, (zero, *state))
+
+    def fetch(wanted):
+        return tf.cond(
+            wanted,
+            iterator.get_next_as_optional,
+            lambda: tf.experimental.Optional.empty(iterator.element_spec),
+        )
+
+    def more(done, element, *state):
+        del state
+        return tf.logical_and(done < steps, element.has_value())
+
+    def use(done, element, *state):
+        state = step(done, *state, element.get_value())
+        return (done + 1, fetch(done + 1 < steps), *state)
+
+    done, _, *state = tf.while_loop(more, use, (zero, fetch(steps > 0), *state))
+    return (done, *state)
 
 
 def _concat(parts):
