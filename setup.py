@@ -56,6 +56,8 @@ setup(
         # TensorFlow 2.21 no longer brings it.
         "tensorboard>=2.20",
         "numpy>=1.26",
+        # `trainer.verify` sends functions to another process.
+        "cloudpickle>=3.0",
     ],
     extras_require={
         "examples": [
@@ -76,7 +78,6 @@ setup(
             "pytest-xdist",
             "pytest-timeout>=2.3",
             "ruff>=0.9",
-            "cloudpickle>=3.0",
             "PyYAML>=6.0",
             # For the task of its own of examples/d4pg.
             "dm_env>=1.6",

@@ -163,7 +163,7 @@ class _Trial:
 
     def run(self, size):
         """Returns the peak of memory in bytes, or None where an allocation failed."""
-        batch = _repeat_rows(self._sample, size)
+        batch = repeat_rows(self._sample, size, self._session.engine.shard)
         memory.reset_peak(self._devices)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._session.engine.named_losses())
@@ -194,10 +194,17 @@ class _Trial:
         return None if mine >= 2.0**40 else max(int(mine), 0)
 
 
-def _repeat_rows(sample, size):
-    """Returns a batch of `size` rows, made of those of a sample, again and again."""
+def repeat_rows(sample, size, shard):
+    """Returns this worker's part of a global batch, made of rows of a sample, again and again.
+
+    Args:
+        sample: A batch.
+        size: Rows of the global batch.
+        shard: The part of it that this worker drives.
+    """
+    begin, end = shard.rows(size)
     with tf.device("CPU:0"):
-        where = tf.range(size) % count_rows(sample)
+        where = tf.range(max(end - begin, 1)) % count_rows(sample)
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else tf.gather(leaf, where), sample
         )

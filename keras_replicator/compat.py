@@ -503,6 +503,69 @@ def tensorflow_started():
     return context.context()._context_handle is not None
 
 
+def is_saveable(thing):
+    """Whether an object pickles itself by Keras' own file format, which loses what it wraps."""
+    from keras.src.saving.keras_saveable import KerasSaveable
+
+    return isinstance(thing, KerasSaveable)
+
+
+def add_op_callback(function):
+    """Lets `function(kind, inputs, attrs, outputs, …)` see every operation that runs eagerly."""
+    from tensorflow.python.framework import op_callbacks
+
+    op_callbacks.add_op_callback(function)
+
+
+def remove_op_callback(function):
+    """Ends what `add_op_callback` began."""
+    from tensorflow.python.framework import op_callbacks
+
+    op_callbacks.remove_op_callback(function)
+
+
+# The kernels behind tf.random, keras.random and dropout that draw without a gradient.
+RANDOM_OPERATIONS = {
+    "tensorflow.python.ops.gen_random_ops": (
+        "multinomial",
+        "random_poisson_v2",
+        "random_shuffle",
+        "random_standard_normal",
+        "random_uniform",
+        "random_uniform_int",
+        "truncated_normal",
+    ),
+    "tensorflow.python.ops.gen_stateless_random_ops": (
+        "stateless_multinomial",
+        "stateless_random_binomial",
+        "stateless_random_poisson",
+    ),
+    "tensorflow.python.ops.gen_stateless_random_ops_v2": (
+        "stateless_random_normal_v2",
+        "stateless_random_uniform_full_int_v2",
+        "stateless_random_uniform_int_v2",
+        "stateless_random_uniform_v2",
+        "stateless_truncated_normal_v2",
+    ),
+    "tensorflow.python.ops.gen_stateful_random_ops": (
+        "stateful_standard_normal_v2",
+        "stateful_truncated_normal",
+        "stateful_uniform",
+        "stateful_uniform_full_int",
+        "stateful_uniform_int",
+    ),
+}
+
+
+def random_operations():
+    """Returns `(module, name)` of every function in `RANDOM_OPERATIONS`."""
+    return [
+        (importlib.import_module(module), name)
+        for module, names in RANDOM_OPERATIONS.items()
+        for name in names
+    ]
+
+
 def device_memory_limits():
     """Returns `{name: bytes}` that TensorFlow may use on each accelerator."""
     from tensorflow.python.client import device_lib

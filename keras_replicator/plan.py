@@ -23,6 +23,7 @@ class Plan:
         worker: Number of this process; worker 0 is the chief.
         reasons: Pairs (field, why).
         details: Pairs (topic, text) about batches, losses, clipping, precision, files.
+        profile: The `scaling.Profile` that `trainer.measure` found, or None.
     """
 
     strategy: str
@@ -32,6 +33,7 @@ class Plan:
     worker: int = 0
     reasons: tuple = ()
     details: tuple = ()
+    profile: object = None
 
     @property
     def is_chief(self):
@@ -47,6 +49,33 @@ class Plan:
         merged = dict(self.details)
         merged.update({name.replace("_", " "): str(text) for name, text in details.items()})
         return dataclasses.replace(self, details=tuple(merged.items()))
+
+    def on(self, **hardware):
+        """Returns the `scaling.Forecast` for hardware that one does not have.
+
+        Args:
+            **hardware: Arguments of `scaling.predict`: gpus, workers, bandwidth, latency,
+                batch_size, speedup, within_worker.
+
+        Raises:
+            ValueError: When nothing has been measured, or an argument is wrong.
+
+        Example:
+
+        ```python
+        trainer.measure(x, y, batch_size=64)
+        print(trainer.plan.on(gpus=8, workers=4, bandwidth="25GB/s"))
+        ```
+        """
+        from keras_replicator.scaling import predict
+
+        if self.profile is None:
+            raise ValueError(
+                "A forecast needs the measured time of a step. Call trainer.measure(x, y, "
+                "batch_size=…) first, and ask trainer.plan.on(…) then. Received: a plan without "
+                "a profile"
+            )
+        return predict(self.profile, **hardware)
 
     def rows_per_replica(self, batch_size):
         """Returns the rows of each replica for a global batch."""

@@ -3,6 +3,8 @@
 This is the only file that composes the others: plan -> engine -> models -> data -> step -> loop.
 """
 
+import dataclasses
+
 import keras
 import tensorflow as tf
 
@@ -10,6 +12,7 @@ from keras_replicator import compat, workers
 from keras_replicator import steps as _steps  # noqa: F401 - teaches Keras the replica's semantics
 from keras_replicator.checks import check_positive, check_step
 from keras_replicator.compilation import adoptable, compile_models
+from keras_replicator.data.rows import count_rows
 from keras_replicator.data.sources import make_source
 from keras_replicator.dev_run import without_writers
 from keras_replicator.engines.factory import choose_engine
@@ -23,6 +26,7 @@ from keras_replicator.fitting import (
 from keras_replicator.models import Models
 from keras_replicator.outputs import join_outputs
 from keras_replicator.phases import Phases
+from keras_replicator.planning import planning_from_environment
 from keras_replicator.session import Session
 from keras_replicator.shared_files import worker_files
 from keras_replicator.stream import Stream
@@ -90,7 +94,12 @@ class ReplicatedTrainer:
         for phase, step in self._steps.items():
             check_step(f"{phase}_step", step)
         self._seed = seed
+        # What the user passed, for `verify`; not for users.
+        self.given = {"model": model, "steps": self._given_steps(), "seed": seed}
         self._start_timeout = start_timeout
+        self._planning = planning_from_environment()
+        if self._planning is not None:
+            strategy, devices, expected_workers = "one_device", None, None
         plan, self._engine = choose_engine(
             strategy, devices, expected_workers, peer_timeout, start_timeout
         )
@@ -173,6 +182,16 @@ class ReplicatedTrainer:
         Raises:
             ValueError: When an argument is wrong.
         """
+        self.given["compile"] = {
+            "optimizer": optimizer,
+            "loss": loss,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+            "loss_weights": loss_weights,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "sync_batch_norm": sync_batch_norm,
+            **more,
+        }
         session = self._session
         own_step = self._steps["train"] is not None or compat.overridden(
             self._models.host, "train_step"
@@ -203,6 +222,9 @@ class ReplicatedTrainer:
         session.plan = session.plan.with_details(
             **session.compilation.describe(session.plan, policy, self._seed)
         )
+
+    def _given_steps(self):
+        return {f"{phase}_step": step for phase, step in self._steps.items()}
 
     def _require_compiled(self, method):
         if self._session.compilation is None:
@@ -287,6 +309,8 @@ class ReplicatedTrainer:
         )
         if overfit_batches is not None:
             source.keep_first(overfit_batches)
+        if self._planning is not None:
+            self._planning.finish(self, x, y, sample_weight, source)
         stream = Stream(source, steps_per_epoch)
         validation = None
         if validation_data is not None:
@@ -457,6 +481,118 @@ class ReplicatedTrainer:
     def _element(self, x, y=None, sample_weight=None):
         source = self._source(x, y, sample_weight, batch_size=2**31 - 1)
         return next(source.iterator(0)), source.element_spec
+
+    def verify(
+        self,
+        x,
+        y=None,
+        sample_weight=None,
+        *,
+        class_weight=None,
+        replicas=(2, 4),
+        batch_size=None,
+        steps=3,
+        verbose=1,
+        timeout=600,
+    ):
+        """Trains this model and step on 1 and N simulated devices, and explains any difference.
+
+        A few steps are run from the same weights, with the last batch cut to an uneven number of
+        rows. Loss, gradients, weights and metrics are compared. Where they differ, suspects are
+        switched off one at a time (local BatchNormalization, random numbers), and what is left is
+        followed back to the line of code in which rows of one replica are taken for all rows.
+
+        It runs in a process of its own, eagerly, on CPUs; this trainer is left as it is. The build
+        function (or model), the step, and what they refer to must be importable there, or
+        picklable by cloudpickle.
+
+        Args:
+            x: Data, as in `fit`; a few batches are taken.
+            y: Targets.
+            sample_weight: Weights by row (or finer).
+            class_weight: Dict of weights by class.
+            replicas: Numbers of replicas, each at least 2.
+            batch_size: Rows of a global batch (default 32).
+            steps: Steps of each run.
+            verbose: Whether the report is printed.
+            timeout: Seconds after which the process is ended.
+
+        Returns:
+            A `keras_replicator.verify.Report`: `equal`, `causes`, `comparisons`; `print` it.
+
+        Raises:
+            ValueError: When an argument is wrong.
+            keras_replicator.verify.VerifyError: When the functions cannot be sent to another
+                process, or the step fails there.
+
+        Example:
+
+        ```python
+        report = trainer.verify(x, y, replicas=(2, 4))
+        assert not report.mistakes, report
+        ```
+        """
+        from keras_replicator.verify.job import make_job
+        from keras_replicator.verify.process import run
+
+        self._require_compiled("verify")
+        host = self._models.host
+        job = make_job(
+            self.given,
+            x,
+            y,
+            sample_weight,
+            class_weight=class_weight,
+            replicas=replicas,
+            batch_size=batch_size,
+            steps=steps,
+            weights=host.get_weights() if host.built else None,
+        )
+        report = run(job, timeout)
+        if verbose and self.plan.is_chief:
+            print(report)
+        return report
+
+    def measure(self, x, y=None, sample_weight=None, *, batch_size=None, rows=None):
+        """Measures what a step of this trainer needs, for forecasts of other hardware.
+
+        Steps are really run, for some seconds, and everything is put back afterwards. Measure on
+        one replica (`devices=1`): simulated devices share the cores of one CPU.
+
+        Args:
+            x: Data, as in `fit`.
+            y: Targets.
+            sample_weight: Weights by row.
+            batch_size: Rows of the global batch (default 32, or those of the data set's batches).
+            rows: Rows of the batch that is measured; default, the global batch. Where one device
+                cannot take that, give what a replica will get.
+
+        Returns:
+            A `keras_replicator.scaling.Profile`, which `trainer.plan.on(…)` uses from now on.
+
+        Example:
+
+        >>> import keras, numpy as np
+        >>> import keras_replicator as kr
+        >>> trainer = kr.ReplicatedTrainer(
+        ...     lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), devices=1
+        ... )
+        >>> trainer.compile(optimizer="sgd", loss="mse")
+        >>> profile = trainer.measure(np.ones((8, 2)), np.ones((8, 1)), batch_size=8)
+        >>> profile.update_bytes  # a kernel of 2 and a bias, in float32
+        12
+        >>> trainer.plan.on(gpus=2, bandwidth="25GB/s").rows_per_replica
+        (4, 4)
+        """
+        from keras_replicator import profiling
+
+        sample, spec, count = self.sample_rows(x, y, sample_weight)
+        if batch_size is None:
+            batch_size = 32 if count is not None else int(count_rows(sample))
+        check_positive("batch_size", batch_size)
+        profile = profiling.measure(self._session, sample, spec, int(batch_size), rows)
+        self._session.plan = dataclasses.replace(self._session.plan, profile=profile)
+        return profile
 
     def sample_rows(self, x, y=None, sample_weight=None):
         """Returns `(batch, element spec, rows)`: rows to make trial batches of. Not for users.

@@ -93,6 +93,8 @@ CALLED = {
     "keras.src.random.seed_generator.global_seed_generator": call(),
     "keras.src.utils.python_utils.pythonify_logs": call({}),
     "tensorflow.python.client.device_lib.list_local_devices": call(),
+    "tensorflow.python.framework.op_callbacks.add_op_callback": call("function"),
+    "tensorflow.python.framework.op_callbacks.remove_op_callback": call("function"),
     "tensorflow.python.distribute.collective_all_reduce_strategy"
     ".CollectiveAllReduceExtended._initialize_local_devices": call(SELF, "resolver", "device"),
     "tensorflow.python.distribute.values.DistributedVariable._get_on_device_or_primary": call(SELF),
@@ -102,10 +104,12 @@ CALLED = {
 IMPORTED = [
     f"{ADAPTERS}.array_data_adapter.ArrayDataAdapter",
     "keras.src.callbacks.callback_list.CallbackList",
+    "keras.src.saving.keras_saveable.KerasSaveable",
     "keras.src.trainers.compile_utils.CompileMetrics",
     "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2.CoordinatedJob",
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended",
     "tensorflow.python.distribute.values.DistributedVariable",
+    *(f"{module}.{name}" for module, names in compat.RANDOM_OPERATIONS.items() for name in names),
 ]
 
 

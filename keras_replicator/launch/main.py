@@ -41,21 +41,122 @@ def _make_parser():
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_plan(commands)
     _add_launch(commands)
+    _add_verify(commands)
     _add_env(commands)
     _add_checkpoint(commands)
     return parser
 
 
 def _add_plan(commands):
-    parser = commands.add_parser("plan", help="say what would run where on this machine, and why")
-    parser.set_defaults(run=_plan)
+    parser = commands.add_parser(
+        "plan",
+        help="say what would run where, and why; with a script, how fast on other hardware",
+        description="Prints what would run where on this machine, and why. With a script: runs it "
+        "up to its first fit on one device, measures a step there, and prints its plan, what an "
+        "update reduces, and the predicted step time and efficiency on the hardware that the "
+        "options describe. Most options may also stand behind the script; what is no option of "
+        "plan goes to the script.",
+    )
+    number = {"type": _parse_count, "metavar": "N"}
+    parser.add_argument(
+        "--batch-size", help="rows of a global batch (default: as trained)", **number
+    )
+    parser.add_argument("--rows", help="rows of the batch that is measured here", **number)
+    _add_hardware(parser)
+    parser.add_argument("script", nargs="?", help="a Python script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    parser.set_defaults(run=_plan, plan_parser=parser)
+
+
+def _add_hardware(parser):
+    number = {"type": _parse_count, "metavar": "N"}
+    parser.add_argument("--gpus", help="devices of each worker (default: 1)", **number)
+    parser.add_argument("--workers", help="machines (default: 1)", **number)
+    parser.add_argument("--bandwidth", metavar="B", help="of the slowest link (default: 25GB/s)")
+    parser.add_argument("--latency", metavar="S", help="of the same link (default: 10us)")
+    parser.add_argument(
+        "--speedup",
+        type=_parse_seconds,
+        metavar="X",
+        help="how many times as fast as this device each of those is (default: 1)",
+    )
 
 
 def _plan(parser, arguments):
-    from keras_replicator.plan import describe_machine
+    if arguments.script is None:
+        from keras_replicator.plan import describe_machine
 
-    print(describe_machine())
-    return 0
+        print(describe_machine())
+        return 0
+    from keras_replicator.launch.plan import plan_script
+    from keras_replicator.scaling import parse_bandwidth, parse_seconds
+
+    parser = arguments.plan_parser
+    if not Path(arguments.script).is_file():
+        parser.error(f"there is no such script. Received: {arguments.script!r}")
+    behind = argparse.ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    _add_hardware(behind)
+    behind, rest = behind.parse_known_args(arguments.arguments)
+    names = ("gpus", "workers", "bandwidth", "latency", "speedup")
+    given = {name: getattr(behind, name) or getattr(arguments, name) for name in names}
+    given["batch_size"] = arguments.batch_size
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        parse_bandwidth(given.get("bandwidth", 1.0))
+        parse_seconds(given.get("latency", 0.0))
+    except ValueError as error:
+        parser.error(str(error))
+    return plan_script(arguments.script, rest, given, arguments.rows)
+
+
+def _add_verify(commands):
+    parser = commands.add_parser(
+        "verify",
+        help="compare a model and its step on N simulated devices with one",
+        description="Trains a few steps on 1 and on N simulated devices, prints the largest "
+        "differences and names their cause. Exits with 1 when N replicas do not compute what one "
+        "device computes for a reason that is a mistake.",
+    )
+    parser.add_argument(
+        "build",
+        metavar="module:build",
+        help="a function that returns a Keras model, a compiled trainer, or one of them and data",
+    )
+    parser.add_argument("--data", metavar="module:function", help="a function that returns x, y")
+    parser.add_argument("--step", metavar="module:function", help="the custom training step")
+    parser.add_argument("--optimizer", help="where the model is not compiled (default: sgd)")
+    parser.add_argument("--loss", help="where the model is not compiled (default: mse)")
+    parser.add_argument(
+        "--replicas",
+        type=_parse_counts,
+        default=(2, 4),
+        metavar="N,M",
+        help="numbers of replicas (default: 2,4)",
+    )
+    parser.add_argument(
+        "--batch-size", type=_parse_count, metavar="B", help="rows of a global batch (default: 32)"
+    )
+    parser.add_argument("--steps", type=_parse_count, default=3, metavar="S", help="default: 3")
+    parser.add_argument("--timeout", type=_parse_seconds, default=600, metavar="S")
+    parser.set_defaults(run=_verify, verify_parser=parser)
+
+
+def _verify(parser, arguments):
+    from keras_replicator.launch.verify import verify
+    from keras_replicator.verify import VerifyError
+
+    given = {
+        name: getattr(arguments, name)
+        for name in "data step optimizer loss replicas batch_size steps timeout".split()
+    }
+    try:
+        report = verify(arguments.build, **given)
+    except ValueError as error:
+        arguments.verify_parser.error(str(error))
+    except VerifyError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    return 1 if report.mistakes else 0
 
 
 def _add_env(commands):
@@ -166,6 +267,10 @@ def _export_checkpoint(parser, arguments):
 
     checkpoints.export(arguments.directory, arguments.path)
     return 0
+
+
+def _parse_counts(text):
+    return tuple(_parse_at_least(part.strip(), 2) for part in text.split(","))
 
 
 def _parse_count(text):

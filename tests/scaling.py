@@ -1,0 +1,224 @@
+"""Holds the forecasts of keras_replicator/scaling.py against workers that really run.
+
+    python -m tests.scaling                  # 2 workers, one core each; a table
+    python -m tests.scaling tables           # forecasts for ResNet-50, SN-GAN and D4PG
+
+The link is fitted to two all-reduces between the workers, and the step to one worker alone. The
+steps of two workers, which are predicted, are used for neither. docs/scaling.md has a run's table.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.helpers import REPOSITORY, child_environment
+
+SMALL, LARGE = 256, 8_000_000  # float32 numbers of the two all-reduces
+WORKERS = 2
+
+
+def models():
+    """`{name: (build, arguments of compile, rows of x, rows of y, global batch)}`."""
+    import keras
+    import numpy as np
+
+    sys.path.insert(0, str(REPOSITORY / "examples"))
+    from resnet50.model import build_model
+
+    def mlp(inputs, units, outputs):
+        dense = keras.layers.Dense
+        return keras.Sequential([keras.Input((inputs,)), dense(units, "relu"), dense(outputs)])
+
+    def rows(*shape):
+        return np.random.default_rng(0).normal(size=(8, *shape)).astype("float32")
+
+    labels, sgd = np.arange(8) % 10, {"optimizer": "sgd", "loss": _loss()}
+    return {
+        "MLP 784-128-10": (lambda: mlp(784, 128, 10), sgd, rows(784), labels, 256),
+        "MLP 1024-4096-10": (lambda: mlp(1024, 4096, 10), sgd, rows(1024), labels, 256),
+        "ResNet-20, batch 16": (
+            lambda: build_model("resnet20", (32, 32, 1), 10),
+            sgd,
+            rows(32, 32, 1),
+            labels,
+            16,
+        ),
+        "ResNet-20, batch 64": (
+            lambda: build_model("resnet20", (32, 32, 1), 10),
+            sgd,
+            rows(32, 32, 1),
+            labels,
+            64,
+        ),
+        "ResNet-50 64x64, batch 8": (
+            lambda: build_model("resnet50", (64, 64, 3), 10),
+            sgd,
+            rows(64, 64, 3),
+            labels,
+            8,
+        ),
+    }
+
+
+def _loss():
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def work(target, workers):
+    """What each worker does: measures steps, and all-reduces where there are two."""
+    import numpy as np
+    import tensorflow as tf
+
+    import keras_replicator as kr
+
+    found, trainer = {}, None
+    for name, (build, options, x, y, batch) in models().items():
+        trainer = kr.ReplicatedTrainer(build, seed=0)
+        trainer.compile(**options)
+        rows = batch if workers > 1 else batch // WORKERS
+        profile = trainer.measure(x, y, batch_size=rows)
+        found[name] = {
+            "seconds": profile.compute_seconds(rows),
+            "update_bytes": profile.update_bytes,
+            "step_bytes": profile.step_bytes,
+        }
+    for size in (SMALL, LARGE) if workers > 1 else ():
+        value = kr.PerReplica([tf.ones(size)])
+        trainer.run(_reduce, value)
+        seconds = []
+        for _ in range(7):
+            started = time.perf_counter()
+            np.asarray(trainer.run(_reduce, value)[0])[0]
+            seconds.append(time.perf_counter() - started)
+        found[f"reduce {size}"] = {"seconds": min(seconds)}
+    if trainer.plan.is_chief:
+        Path(target).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _reduce(value):
+    import keras_replicator as kr
+
+    return kr.replica.all_sum(value)
+
+
+def main():
+    """Measures one and two workers, and prints prediction, measurement and error."""
+    from keras_replicator.scaling import ring_seconds
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for workers in (1, WORKERS):
+            target = str(Path(folder) / f"{workers}.json")
+            script = [str(Path(__file__)), target, str(workers)]
+            if workers == 1:
+                command = ["taskset", "-c", "0", sys.executable, *script]
+            else:
+                launch = ["-m", "keras_replicator", "launch", "--workers", str(workers)]
+                command = [sys.executable, *launch, *script]
+            subprocess.run(command, env=child_environment(), timeout=170, check=True)
+            found[workers] = json.loads(Path(target).read_text(encoding="utf-8"))
+    one, two = found[1], found[WORKERS]
+    small, large = (two[f"reduce {size}"]["seconds"] for size in (SMALL, LARGE))
+    bandwidth = 4 * (LARGE - SMALL) / (large - small)
+    latency = max(small - 4 * SMALL / bandwidth, 0) / 2
+    print(f"link: {bandwidth / 1e6:.0f} MB/s, {1e6 * latency:.0f} µs")
+    print(f"{'model':<28}{'alone':>10}{'predicted':>11}{'measured':>10}{'error':>8}")
+    for name, alone in one.items():
+        predicted = alone["seconds"] + sum(
+            ring_seconds(alone[size], WORKERS, bandwidth, latency)
+            for size in ("update_bytes", "step_bytes")
+            if alone[size]
+        )
+        seconds = two[name]["seconds"]
+        cells = (f"{1e3 * value:.2f}" for value in (alone["seconds"], predicted, seconds))
+        alone_ms, predicted_ms, measured_ms = cells
+        error = predicted / seconds - 1
+        print(f"{name:<28}{alone_ms:>10}{predicted_ms:>11}{measured_ms:>10}{error:>8.0%}")
+
+
+def tables():
+    """Measures the three models of the examples on this machine, and prints their forecasts."""
+    import types
+
+    import numpy as np
+
+    import keras_replicator as kr
+
+    sys.path.insert(0, str(REPOSITORY / "examples"))
+    import d4pg.config
+    import d4pg.learner
+    import d4pg.networks
+    import d4pg.update
+    import sngan.model
+    import sngan.presets
+    import sngan.step
+    from resnet50.model import build_model
+    from resnet50.presets import PRESETS
+    from resnet50.recipe import SmoothedCrossentropy, make_optimizer
+
+    random = np.random.default_rng(0)
+    trainer = kr.ReplicatedTrainer(
+        lambda: build_model("resnet50", (224, 224, 3), 1000), devices=1, seed=0
+    )
+    optimizer = make_optimizer(PRESETS["resnet50"], 100)
+    trainer.compile(optimizer=optimizer, loss=SmoothedCrossentropy())
+    images = random.normal(size=(8, 224, 224, 3)).astype("float32")
+    trainer.measure(images, np.arange(8), batch_size=8)
+    print("ResNet-50, 224 x 224", trainer.plan.profile, sep="\n")
+    print(trainer.plan.on(workers=64, batch_size=512, bandwidth="10Gb/s", latency="50us"))
+    del trainer, images
+
+    preset = sngan.presets.PRESETS["fashion_mnist32"]
+    gan = kr.ReplicatedTrainer(
+        lambda: sngan.model.build_models(preset, 0),
+        devices=1,
+        train_step=sngan.step.make_train_step(preset, lambda: gan.optimizers),
+        seed=0,
+    )
+    gan.compile(optimizer=sngan.step.make_optimizers(preset))
+    shape = (16, preset.discriminator_updates)
+    rows = {
+        "image": random.normal(size=(*shape, *preset.image_shape)).astype("float32"),
+        "label": random.integers(0, preset.num_classes, shape).astype("int32"),
+    }
+    gan.measure(rows, batch_size=32)
+    print("SN-GAN, 32 x 32", gan.plan.profile, sep="\n")
+    print(gan.plan.on(workers=64, batch_size=2048, bandwidth="10Gb/s", latency="50us"))
+
+    config = d4pg.config.PRESETS["published"]
+    spec = types.SimpleNamespace(observation_shape=(5,), action_size=1)
+    update = d4pg.update.make_update(config, lambda: agent.optimizers)
+    agent = kr.ReplicatedTrainer(
+        lambda: d4pg.networks.build_models(config, spec, 0),
+        devices=1,
+        train_step=lambda models, batch: update(models, batch)[1],
+        seed=0,
+    )
+    agent.compile(optimizer=d4pg.learner.make_optimizers(config))
+    rows = {
+        "observation": random.normal(size=(256, 5)).astype("float32"),
+        "action": random.uniform(-1, 1, (256, 1)).astype("float32"),
+        "reward": random.uniform(size=256).astype("float32"),
+        "discount": np.full(256, 0.95, "float32"),
+        "next_observation": random.normal(size=(256, 5)).astype("float32"),
+        "weight": np.ones(256, "float32"),
+    }
+    agent.measure(rows, batch_size=256)
+    print("D4PG, one batch of 256 on all replicas", agent.plan.profile, sep="\n")
+    for count in (1, 2, 4, 8, 16):
+        forecast = agent.plan.on(workers=count, bandwidth="10Gb/s", latency="50us")
+        print(f"{count} replicas: {1e3 * forecast.step_seconds:.2f} ms, {forecast.efficiency:.0%}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["tables"]:
+        tables()
+    elif len(sys.argv) == 3:
+        work(sys.argv[1], int(sys.argv[2]))
+    else:
+        main()
