@@ -425,6 +425,14 @@ def test_two_adams_clip_to_the_norm_of_the_configuration():
         assert optimizers[name].global_clipnorm == 40.0
 
 
+def test_learning_rates_fall_linearly_to_the_end_of_the_run():
+    config = dataclasses.replace(SMOKE, updates=1000, decay_from=0.4, policy_learning_rate=0.1)
+    optimizer = make_optimizers(config)["policy"]
+    for updates, rate in ((0, 0.1), (400, 0.1), (700, 0.05), (900, 0.1 / 6), (1000, 0.0)):
+        optimizer.iterations.assign(updates)
+        assert float(optimizer.learning_rate) == pytest.approx(rate, abs=1e-7)
+
+
 def targets_are_copies(models):
     return all(
         np.array_equal(weight, target)
@@ -463,13 +471,16 @@ def test_50_updates_from_a_fixed_replay_equal_one_replica():
 
 def test_fit_makes_the_same_updates():
     data = batch_of(64)
-    learner, fitted = (Learner(SMOKE, SPEC, replicas=1, seed=0) for _ in range(2))
+    models, optimizers = networks.build_models(SMOKE, SPEC, seed=0), make_optimizers(SMOKE)
+    update = make_update(SMOKE, lambda: optimizers)
     for begin in range(0, 64, 16):
-        learner.update({name: values[begin : begin + 16] for name, values in data.items()})
-    history = fitted.trainer.fit(data, batch_size=16, shuffle=False, verbose=0).history
+        update(models, {name: tf.constant(v[begin : begin + 16]) for name, v in data.items()})
+    learner = Learner(SMOKE, SPEC, replicas=1, seed=0)
+    history = learner.trainer.fit(data, batch_size=16, shuffle=False, verbose=0).history
     assert set(history) == {"critic_loss", "policy_loss", "q_value", "q_error"}
-    for actual, expected in zip(weights_of(fitted), weights_of(learner)):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    for name, model in models.items():
+        for actual, expected in zip(learner.trainer.model[name].get_weights(), model.get_weights()):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_images_train_the_torso_by_the_critic_alone():
@@ -658,3 +669,32 @@ def test_a_run_outlives_its_actors_and_its_learner(tmp_path):
     figures.draw_curve([tmp_path], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5_000
     assert figures.frame_strip(tmp_path, frames=4, size=16).shape == (16, 64, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_workers_have_replays_of_their_own_and_one_policy(tmp_path):
+    def job(updates):
+        command = [sys.executable, "-m", "keras_replicator", "launch", "--workers=2"]
+        script = [str(EXAMPLES / "d4pg" / "run.py"), "--preset=smoke", "--actors=1"]
+        options = [f"--updates={updates}", f"--logdir={tmp_path}"]
+        done = subprocess.run(
+            command + script + options, timeout=200, text=True, capture_output=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    job(100)
+    job(200)
+    [newest, _] = checkpoints.complete(tmp_path / "checkpoints", num_workers=2)
+    assert newest.name == "update-00000200"
+    replays = []
+    for worker in range(2):
+        part = newest / f"worker_{worker}"
+        counters = json.loads((part / "run.json").read_text())["counters"]
+        assert (counters["updates"], counters["samples"]) == (200, 200 * SMOKE.batch_size // 2)
+        with np.load(part / "replay.npz") as replay:
+            replays.append(replay["column/observation"])
+    assert not np.array_equal(*(replay[:100] for replay in replays))
+    _, history = figures.read_results(tmp_path)
+    assert [entry["updates"] for entry in history] == [100, 200]

@@ -75,8 +75,9 @@ def draw_curve(folders, path):
         for axis, x in zip(axes, ([entry["updates"] for entry in history], minutes)):
             axis.plot(x, means, marker=".", label=pathlib.Path(folder).name)
             axis.fill_between(x, list(map(min, returns)), list(map(max, returns)), alpha=0.2)
-    axes[0].set(xlabel="learner updates", ylabel="return without noise", title=config.task)
+    axes[0].set(xlabel="learner updates", ylabel="return without noise")
     axes[1].set(xlabel="minutes")
+    figure.suptitle(config.task)
     if len(folders) > 1:
         axes[0].legend()
     figure.savefig(path, dpi=80)

@@ -79,10 +79,37 @@ class Learner:
         return [weight for model in models for weight in model.get_weights()]
 
 
+@keras.saving.register_keras_serializable("d4pg")
+class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """A constant learning rate that falls linearly to 0 from one update to another.
+
+    Args:
+        learning_rate: the rate at the beginning.
+        begin: update from which it falls.
+        end: update at which it is 0.
+    """
+
+    def __init__(self, learning_rate, begin, end):
+        self.learning_rate = learning_rate
+        self.begin = begin
+        self.end = end
+
+    def __call__(self, step):
+        left = (self.end - keras.ops.cast(step, "float32")) / (self.end - self.begin)
+        return self.learning_rate * keras.ops.clip(left, 0.0, 1.0)
+
+    def get_config(self):
+        return {"learning_rate": self.learning_rate, "begin": self.begin, "end": self.end}
+
+
 def make_optimizers(config):
     """Returns the two Adam optimizers, which clip the gradient that is averaged over replicas."""
-    rates = {"policy": config.policy_learning_rate, "critic": config.critic_learning_rate}
-    return {
-        name: keras.optimizers.Adam(rate, global_clipnorm=config.clip_norm, name=name)
-        for name, rate in rates.items()
-    }
+    found = {}
+    for name, rate in (
+        ("policy", config.policy_learning_rate),
+        ("critic", config.critic_learning_rate),
+    ):
+        if config.decay_from < 1:
+            rate = LinearDecay(rate, config.decay_from * config.updates, config.updates)
+        found[name] = keras.optimizers.Adam(rate, global_clipnorm=config.clip_norm, name=name)
+    return found
