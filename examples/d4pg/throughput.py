@@ -5,7 +5,8 @@
 
 Each contender runs in a process of its own (the bare one without keras_replicator), gets the same
 batches of NumPy arrays, and returns priorities as NumPy arrays. Contenders take turns, and each
-keeps the best of its rounds, so that other programs disturb them alike.
+keeps the best of its rounds, so that other programs disturb them alike. Milliseconds are those of
+the processor, of all threads, which other programs disturb less.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def make_replicated(config, replicas):
 
 
 def contend(contender, preset, batches):
-    """Measures for each line of the standard input, and prints updates per second by batch.
+    """Measures for each line of the standard input, and prints `[updates per second, ms]`.
 
     Args:
         contender: 0 for the bare function, else the number of replicas.
@@ -91,15 +92,16 @@ def contend(contender, preset, batches):
     print("ready", flush=True)
     for line in sys.stdin:
         rows, seconds = int(line.split()[0]), float(line.split()[1])
-        count, began = 0, time.perf_counter()
+        count, began, processor = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() < began + seconds:
             update(data[rows])
             count += 1
-        print(json.dumps(count / (time.perf_counter() - began)), flush=True)
+        speed = count / (time.perf_counter() - began)
+        print(json.dumps([speed, 1000 * (time.process_time() - processor) / count]), flush=True)
 
 
 def measure(preset, replicas, batches, rounds, seconds):
-    """Returns `{contender: {rows: updates per second}}`, contender 0 being the bare function."""
+    """Returns `{contender: {rows: (updates per second, ms)}}`; 0 is the bare function."""
     contenders = [0, *replicas]
     processes = {
         contender: subprocess.Popen(
@@ -115,7 +117,7 @@ def measure(preset, replicas, batches, rounds, seconds):
         )
         for contender in contenders
     }
-    best = {contender: dict.fromkeys(batches, 0.0) for contender in contenders}
+    best = {contender: dict.fromkeys(batches, (0.0, np.inf)) for contender in contenders}
     try:
         for process in processes.values():
             while process.stdout.readline().strip() != "ready":
@@ -128,8 +130,9 @@ def measure(preset, replicas, batches, rounds, seconds):
                     process = processes[contender]
                     process.stdin.write(f"{rows} {seconds}\n")
                     process.stdin.flush()
-                    speed = json.loads(process.stdout.readline())
-                    best[contender][rows] = max(best[contender][rows], speed)
+                    speed, milliseconds = json.loads(process.stdout.readline())
+                    fastest, fewest = best[contender][rows]
+                    best[contender][rows] = max(fastest, speed), min(fewest, milliseconds)
     finally:
         for process in processes.values():
             process.kill()
@@ -150,13 +153,18 @@ def main():
     if given.contender is not None:
         return contend(given.contender, given.preset, given.batches)
     best = measure(given.preset, given.replicas, given.batches, given.rounds, given.seconds)
-    names = [f"{n} replica{'s' if n > 1 else ''}" for n in given.replicas]
-    print("| batch | bare tf.function |" + "".join(f" {name} | of bare |" for name in names))
-    print("|---|---|" + "---|---|" * len(names))
+    names = ["bare tf.function"] + [f"{n} replica{'s' * (n > 1)}" for n in given.replicas]
+    print("| batch |" + "".join(f" {name}: updates/s | processor ms |" for name in names))
+    print("|---|" + "---|---|" * len(names))
     for rows in given.batches:
         bare = best[0][rows]
-        cells = [f" {best[n][rows]:.1f} | {best[n][rows] / bare:.2f} |" for n in given.replicas]
-        print(f"| {rows} | {bare:.1f} |" + "".join(cells))
+        cells = [f" {bare[0]:.1f} | {bare[1]:.1f} |"]
+        for speed, milliseconds in (best[n][rows] for n in given.replicas):
+            cells.append(
+                f" {speed:.1f} ({speed / bare[0]:.2f}) | "
+                f"{milliseconds:.1f} ({bare[1] / milliseconds:.2f}) |"
+            )
+        print(f"| {rows} |" + "".join(cells))
     return None
 
 
