@@ -16,8 +16,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
     In addition to Keras' scalars, histograms and profiles:
 
     * *Text*: the plan (what runs where, and why) and the model's summary.
-    * *Scalars* per epoch: learning rate, rows and steps per second, scaling efficiency, loss
-      scale, memory in use of host and devices. Their names begin with `epoch_`, as Keras' do.
+    * *Scalars* per epoch: learning rate, gradient norm, rows and steps per second, scaling
+      efficiency, loss scale, memory in use of host and devices. Their names begin with `epoch_`,
+      as Keras' do.
     * *Custom scalars*: three dashboards, "Training", "Scaling" and "Health", with a chart for
       each of these values that the run has.
     * *Images*: grids of what the functions in `images` return.
@@ -42,6 +43,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             3]` in 0 to 1, drawn as one grid at each epoch's end. They run on every worker, so
             they may use the trainer.
         one_replica: rows per second of one replica alone, for the scaling efficiency, or None.
+        gradient_norm: whether steps compute the norm of their gradients.
         histogram_freq: as in Keras.
         write_graph: as in Keras.
         update_freq: as in Keras.
@@ -57,6 +59,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         hparams=None,
         images=None,
         one_replica=None,
+        gradient_norm=True,
         histogram_freq=0,
         write_graph=True,
         update_freq="epoch",
@@ -75,7 +78,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self.hparams = hparams
         self.images = dict(images or {})
         self._profiles = bool(profile_batch)
-        self._throughput = Throughput(one_replica=one_replica)
+        self._throughput = Throughput(one_replica=one_replica, gradient_norm=gradient_norm)
+        self.wants_gradient_norm = bool(gradient_norm)
         self._steps_before_epoch = 0
         self._steps_of_epoch = 0
         self._charted = set()

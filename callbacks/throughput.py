@@ -19,6 +19,8 @@ class Throughput(keras.callbacks.Callback):
     * `scaling_efficiency`: with `one_replica=`, rows per second over replicas times that speed;
     * `input_wait_share`: share of the time in which a step waited for data, where the trainer
       measures it;
+    * `gradient_norm` (of several optimizers, `gradient_norm_<name>`): with `gradient_norm=True`,
+      the mean over the updates of the epoch, of the averaged gradient before it is clipped;
     * `learning_rate`, or `learning_rate_<name>` for each of several optimizers.
 
     Validation does not count as training time. The first epoch of a run includes compilation. The
@@ -37,13 +39,14 @@ class Throughput(keras.callbacks.Callback):
 
     Args:
         one_replica: rows per second of one replica alone, measured before, or None.
+        gradient_norm: whether steps compute the norm of their gradients.
         clock: function that returns seconds.
 
     Raises:
         ValueError: when `one_replica` is not above 0.
     """
 
-    def __init__(self, one_replica=None, clock=time.perf_counter):
+    def __init__(self, one_replica=None, gradient_norm=False, clock=time.perf_counter):
         super().__init__()
         if one_replica is not None and not one_replica > 0:
             raise ValueError(
@@ -51,6 +54,7 @@ class Throughput(keras.callbacks.Callback):
                 f"None. Received: one_replica={one_replica!r}"
             )
         self.one_replica = one_replica
+        self.wants_gradient_norm = bool(gradient_norm)
         self._clock = clock
         self._started = None
         self._test_started = None
@@ -98,4 +102,5 @@ class Throughput(keras.callbacks.Callback):
             values["scaling_efficiency"] = rows / seconds / (replicas * self.one_replica)
         if params.get("input_wait_seconds") is not None:
             values["input_wait_share"] = params["input_wait_seconds"] / seconds
-        return {**values, **learning_rates(self.model)}
+        norms = params.get("gradient_norms", {}) if self.wants_gradient_norm else {}
+        return {**values, **norms, **learning_rates(self.model)}

@@ -36,6 +36,8 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
     for epoch in range(first, epochs.stop):
         if not start:
             phase.reader.reset()
+        if phase.norms is not None:
+            phase.norms.reset()
         callbacks.on_epoch_begin(epoch)
         # Shuffling follows the epochs that this trainer has seen, over all its fits.
         data_epoch = max(epoch, session.epochs_seen)
@@ -64,9 +66,10 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
         if validation is not None and compat.should_eval(host, epoch, validation_freq):
             results = evaluate_stream(session, validation, callbacks)
             logs.update({f"val_{name}": value for name, value in results.items()})
+        norms = {} if phase.norms is None else {"gradient_norms": phase.norms.read()}
         for callback in listed:
             if callback.params is not None:
-                callback.params.update(rows_seen=rows)
+                callback.params.update(rows_seen=rows, **norms)
         callbacks.on_epoch_end(epoch, logs)
         saver.at_epoch_end(epoch, made)
         if engine.agree(0, hooks.stopped())[1]:

@@ -6,6 +6,7 @@ from keras_replicator import compat, replica
 from keras_replicator.data.rows import slice_rows
 from keras_replicator.steps import metrics as step_metrics
 from keras_replicator.steps import normalization, supervised
+from keras_replicator.steps.gradient_norms import GradientNorms
 from keras_replicator.steps.logs import StepLogs
 from keras_replicator.steps.optimizers import GradientWindow
 
@@ -26,6 +27,13 @@ class Phases:
         self._compilation = compilation
         self._steps = steps
         self._phases = {}
+        self._norms = None
+
+    def want_gradient_norms(self):
+        """Lets training note the norm of each update's gradient from now on."""
+        if self._norms is None:
+            self._norms = GradientNorms(self._compilation.optimizers, self._engine)
+            self._phases.pop("train", None)
 
     def get(self, phase, spec):
         """Returns the `Phase`, with every variable that its step needs.
@@ -46,18 +54,19 @@ class Phases:
             window = GradientWindow(self._compilation.accumulation, self._engine.scope)
         on_replica = self._on_replica(step, phase, window, logs)
         run_eagerly = self._compilation is not None and self._compilation.run_eagerly
+        norms = self._norms if phase == "train" else None
         loop = self._engine.make_loop(
             on_replica,
             add=None if logs is None else logs.add,
             collect=phase == "predict",
             window=window,
-            scratch={"model": self._models.host},
+            scratch={"model": self._models.host, **({} if norms is None else norms.scratch)},
             run_eagerly=run_eagerly,
         )
         self._engine.build(on_replica, spec, window)
         step_metrics.prepare(compat.leaf_metrics(self._models.host))
         reader = LogReader(self._models.host, self._engine, logs, run_eagerly)
-        return Phase(loop, reader, window)
+        return Phase(loop, reader, window, norms)
 
     def _step_of(self, phase):
         """Returns `(fn(batch) on a replica, whether its logs are the user's)`."""
@@ -98,12 +107,13 @@ class Phases:
 
 
 class Phase:
-    """One phase: its compiled loop, the reader of its logs, its gradient window (or None)."""
+    """One phase: its compiled loop, the reader of its logs; of training, its window and norms."""
 
-    def __init__(self, loop, reader, window):
+    def __init__(self, loop, reader, window, norms=None):
         self.loop = loop
         self.reader = reader
         self.window = window
+        self.norms = norms
 
     @property
     def logs(self):

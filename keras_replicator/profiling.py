@@ -43,7 +43,7 @@ def measure(session, sample, spec, batch_size, rows=None):
             for size in sorted({small, large}):
                 memory.reset_peak(devices)
                 batch = repeat_rows(sample, size, engine.shard)
-                watches[size] = _Watch(phase.loop, batch, size, session.window.size)
+                watches[size] = _Watch(engine, phase.loop, batch, size, session.window.size)
                 watches[size].peak = memory.peak(devices)
                 updates = updates or _updates_since(session, before)
             for _ in range(_ROUNDS):  # in turns: what disturbs one size disturbs the other
@@ -80,11 +80,11 @@ class _Watch:
     Whatever disturbs a round makes it slower. When it is made, it runs one update.
     """
 
-    def __init__(self, loop, batch, rows, window):
+    def __init__(self, engine, loop, batch, rows, window):
         with tf.device("CPU:0"):
             dataset = tf.data.Dataset.from_tensors((tf.constant(rows, tf.int32), batch))
             self._iterator = iter(dataset.repeat())
-        self._loop = loop
+        self._engine, self._loop = engine, loop
         self._steps = None
         self.best, self.peak = float("inf"), 0
         loop(self._iterator, window)
@@ -92,7 +92,8 @@ class _Watch:
     def round(self):
         """Runs some steps; the first round finds out how many."""
         if self._steps is None:
-            self._steps = max(int(_SECONDS / self._time(1)), 1)
+            steps = max(int(_SECONDS / self._time(1)), 1)
+            self._steps, _ = self._engine.agree(steps, False)  # all workers run as many
         self.best = min(self.best, self._time(self._steps))
 
     def _time(self, steps):

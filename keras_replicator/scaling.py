@@ -262,8 +262,8 @@ def parse_seconds(value):
 
     Example:
 
-    >>> parse_seconds("10us"), parse_seconds(0.5)
-    (1e-05, 0.5)
+    >>> parse_seconds("5ms"), parse_seconds(0.5)
+    (0.005, 0.5)
 
     Raises:
         ValueError: When it cannot be read.

@@ -332,6 +332,12 @@ class ReplicatedTrainer:
             self._engine.named_losses(),
         ):
             self._check_agreement(stream, validation, epochs)
+            wanted = (
+                getattr(callback, "wants_gradient_norm", False)
+                for callback in compat.as_callbacks(callbacks)
+            )
+            if self._engine.agree(0, any(wanted))[1]:
+                session.phases.want_gradient_norms()
             phase = session.phases.get("train", source.element_spec)
             session.plan = session.plan.with_details(**source.describe(session.plan))
             callbacks = self._callback_list(callbacks, verbose, epochs, stream, add_history=True)

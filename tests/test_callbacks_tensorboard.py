@@ -79,6 +79,7 @@ def test_the_trainers_rows_and_plan(tmp_path):
     )
     assert total / each == pytest.approx(2, rel=1e-5)
     assert "epoch_scaling_efficiency" in values
+    assert [step for step, _ in values["epoch_gradient_norm"]] == [0, 1]
 
 
 def test_logs_of_a_run_are_not_changed(tmp_path):

@@ -36,7 +36,7 @@ def history(tmp_path_factory):
     )
     trainer.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
     board = kr.callbacks.TensorBoard(folder, one_replica=5000.0, hparams={"units": 8})
-    logs = [kr.callbacks.Throughput(one_replica=5000.0), board]
+    logs = [kr.callbacks.Throughput(one_replica=5000.0, gradient_norm=True), board]
     found = trainer.fit(
         x, y, batch_size=32, epochs=4, validation_data=(x, y), callbacks=logs, verbose=0
     )
@@ -97,6 +97,7 @@ def test_values_through_the_http_api(history, server):
         ("Training", "loss", "validation"): "val_loss",
         ("Training", "mae", "train"): "mae",
         ("Health", "learning rate", "train"): "learning_rate",
+        ("Health", "gradient norm", "train"): "gradient_norm",
         ("Scaling", "rows per second", "train"): "rows_per_second",
         ("Scaling", "rows per second and replica", "train"): "rows_per_second_per_replica",
         ("Scaling", "steps per second", "train"): "steps_per_second",

@@ -103,7 +103,7 @@ class Loop:
         return rows, results
 
     def _close_window(self):
-        self._engine.replicate(self._window.close)
+        self._engine.replicate(self._window.close, scratch=self._scratch)
 
     def _log(self, results):
         if self._add is None or not results[0]:

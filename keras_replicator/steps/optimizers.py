@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_replicator import compat, replica
-from keras_replicator.steps import conditions
+from keras_replicator.steps import conditions, gradient_norms
 
 
 class GradientWindow:
@@ -120,6 +120,7 @@ compat.around("apply_scaled")(_apply)
 def _update(optimizer, gradients, variables):
     """Runs the optimizer's own `apply` on gradients that are equal on all replicas."""
     current = replica.current()
+    gradient_norms.note(optimizer, gradients)
     current.applying = True
     try:
         with _without_own_accumulation(optimizer):

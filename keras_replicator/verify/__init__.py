@@ -4,11 +4,12 @@ report = trainer.verify(x, y, replicas=(2, 4))
 report.equal       # whether all numbers agree
 report.causes      # what was found: kind, place in the code, fix
 
-`parcel.py` packs the user's functions for a process of its own, `process.py` starts it, `child.py`
-is what it runs. There `subject.py` runs the step on some devices, `investigate.py` compares and
-switches suspects off one at a time (`draws.py`: random numbers), `recorder.py` notes every
-operation of a step, `relations.py` says how a value on replicas relates to that on one device, and
-`causes.py` follows a wrong value back to the line where it went wrong. `report.py` is the result.
+`job.py` and `parcel.py` pack the user's functions for a process of its own, `process.py` starts it,
+`child.py` is what it runs. There `subject.py` runs the step on some devices, `investigate.py`
+switches suspects off one at a time (`draws.py`: random numbers), `comparison.py` says what differs,
+`hooks.py` and `recorder.py` note every operation of a step, `relations.py` says how a value on
+replicas relates to that on one device, `evidence.py` finds the operation that goes wrong first, and
+`causes.py` the values that matter. `report.py` is the result, `fixes.py` what it advises.
 """
 
 from keras_replicator.verify.report import Cause, Report, VerifyError
