@@ -23,6 +23,7 @@ MINIMUM_KERAS = (3, 12)
 _WRAPPABLE = {
     "variable_assign": ("keras.src.backend.tensorflow.core", "Variable", "_direct_assign"),
     "initialize": ("keras.src.backend.tensorflow.core", "Variable", "_initialize"),
+    "keras_cond": ("keras.src.backend.tensorflow.core", None, "cond"),
     "next_seed": ("keras.src.random.seed_generator", "SeedGenerator", "next"),
     "scale_loss": ("keras.src.losses.loss", None, "scale_loss_for_distribution"),
     "unscale_loss": ("keras.src.losses.loss", None, "unscale_loss_for_distribution"),
@@ -176,6 +177,57 @@ def strategy_of(variable):
     return value._distribute_strategy if is_distributed(value) else None
 
 
+def move_to_scope(variable):
+    """Makes the value of a Keras variable anew where the current scope puts it."""
+    if variable._value is not None:
+        variable._initialize(variable._value.numpy())
+
+
+def variable_like(variable):
+    """Returns a new Keras variable with the value and the settings of another one."""
+    return keras.Variable(
+        variable.numpy(),
+        dtype=variable.dtype,
+        trainable=variable.trainable,
+        name=variable.name,
+        aggregation=variable.aggregation,
+        synchronization=variable.synchronization,
+    )
+
+
+def is_tracker(value):
+    """Whether an attribute is what Keras tracks the variables of an object with."""
+    from keras.src.utils.tracking import Tracker
+
+    return isinstance(value, Tracker)
+
+
+def copy_tracker(tracker, copied):
+    """Returns a tracker of copies.
+
+    Args:
+        tracker: The tracker of an object.
+        copied: Function that returns the copy of one of its lists.
+    """
+    from keras.src.utils.tracking import Tracker
+
+    stores = {name: (test, copied(store)) for name, (test, store) in tracker.config.items()}
+    copy = Tracker(stores, exclusions=tracker.exclusions)
+    for name, (_, store) in stores.items():
+        copy.stored_ids[name].update(map(id, store))
+    return copy
+
+
+def scope_has_copies():
+    """Whether variables that are made here get a copy on each replica."""
+    kinds = (
+        tf.distribute.MirroredStrategy,
+        tf.distribute.MultiWorkerMirroredStrategy,
+        tf.distribute.TPUStrategy,
+    )
+    return isinstance(tf.distribute.get_strategy(), kinds)
+
+
 def mark_first_replica_only(variable):
     """Makes readers outside of a step see the first replica's copy instead of the sum."""
     raw_variable(variable)._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -238,6 +290,11 @@ def same_rank(first, second):
 def base_loss_call():
     """Returns `keras.losses.Loss.__call__`, to see whether a subclass overrides it."""
     return keras.losses.Loss.__call__
+
+
+def user_loss(compile_loss):
+    """Returns the `loss` of `compile` as the user gave it."""
+    return compile_loss._user_loss
 
 
 def flat_losses(compile_loss):
@@ -426,6 +483,13 @@ def is_array_adapter(adapter):
     return isinstance(adapter, ArrayDataAdapter)
 
 
+def is_generator_adapter(adapter):
+    """Whether an adapter reads a Python generator, which gives its batches once."""
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+
+    return isinstance(adapter, GeneratorDataAdapter)
+
+
 def array_adapter_inputs(adapter):
     """Returns the `(x, y, sample_weight)` nest that an array adapter holds."""
     return adapter._inputs
@@ -578,6 +642,76 @@ def device_memory_limits():
 
 
 # ---------------------------------------------------------------------------------- optimizers
+
+
+def inner_optimizers(optimizer):
+    """Returns an optimizer and those that it wraps (loss scale, one per group of variables)."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer] + [
+        each for one in inner if one is not None for each in inner_optimizers(one)
+    ]
+
+
+def iterations_of(optimizer):
+    """Returns the variable that counts an optimizer's calls."""
+    return optimizer._iterations
+
+
+def move_optimizer_to_scope(optimizer):
+    """Lets an optimizer that is not built yet belong to the current strategy."""
+    for variable in optimizer.variables:
+        move_to_scope(variable)
+    for each in inner_optimizers(optimizer):
+        each._distribution_strategy = tf.distribute.get_strategy()
+
+
+_ACCUMULATION = "_keras_replicator_accumulation"
+
+
+def accumulation_of(optimizer):
+    """Returns the `gradient_accumulation_steps` that an optimizer was made with, or 1."""
+    inner = inner_optimizers(optimizer)[-1]
+    return inner.gradient_accumulation_steps or 1
+
+
+def take_accumulation(optimizer):
+    """Lets the trainer accumulate in an optimizer's place, and returns the optimizer.
+
+    Keras' own accumulation averages batches, not rows, and cannot be reduced under a condition.
+    """
+    inner, steps = inner_optimizers(optimizer)[-1], accumulation_of(optimizer)
+    if steps > 1:
+        setattr(inner, _ACCUMULATION, steps)
+        inner.gradient_accumulation_steps = None
+    return optimizer
+
+
+def taken_accumulation(optimizer):
+    """Returns the steps that `take_accumulation` has taken over, or 1."""
+    return getattr(inner_optimizers(optimizer)[-1], _ACCUMULATION, 1)
+
+
+def carry_decay_exclusions(source, target, originals, copies):
+    """Lets an optimizer exclude from weight decay what another one excludes.
+
+    Args:
+        source: The optimizer that was told by `exclude_from_weight_decay`.
+        target: The optimizer that takes it over; may be the same one.
+        originals: Variables that `source` may know.
+        copies: The variables of `target` that stand for them.
+    """
+    for old, new in zip(inner_optimizers(source), inner_optimizers(target)):
+        keys = set(getattr(old, "_exclude_from_weight_decay", ()))
+        keys.update(
+            new._var_key(copy)
+            for original, copy in zip(originals, copies)
+            if old._var_key(original) in keys
+        )
+        if keys:
+            new._exclude_from_weight_decay = keys
+        pattern = getattr(old, "_exclude_from_weight_decay_pattern", None)
+        if pattern is not None:
+            new._exclude_from_weight_decay_pattern = pattern
 
 
 def known_variables(optimizer):

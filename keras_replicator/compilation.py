@@ -6,7 +6,9 @@ import inspect
 import keras
 
 from keras_replicator import compat, copies
-from keras_replicator.checks import check_positive
+from keras_replicator.checks import check_flag, check_positive
+
+DEFAULT_OPTIMIZER = "rmsprop"  # as in Keras
 
 
 @dataclasses.dataclass
@@ -20,6 +22,7 @@ class Compilation:
         jit_compile: Whether XLA compiles forward and backward pass.
         accumulation: Steps that make one update.
         sync_batch_norm: Whether BatchNormalization takes global statistics.
+        metrics: Pairs of a metric of the user and the copy that is used.
     """
 
     optimizers: dict
@@ -28,6 +31,7 @@ class Compilation:
     jit_compile: bool = False
     accumulation: int = 1
     sync_batch_norm: bool = False
+    metrics: list = dataclasses.field(default_factory=list)
 
     def describe(self, plan, policy, seed):
         """Returns the lines that `print(trainer.plan)` shows about the update."""
@@ -97,17 +101,28 @@ def compile_models(
         raise ValueError(
             f"`jit_compile` must be True, False or 'auto'. Received: jit_compile={jit_compile!r}"
         )
+    check_flag("sync_batch_norm", sync_batch_norm)
+    check_flag("run_eagerly", run_eagerly)
+    if run_eagerly and jit_compile is True:
+        raise ValueError(
+            "`jit_compile=True` compiles what `run_eagerly=True` runs without compilation. Leave "
+            "one of them out. Received: jit_compile=True, run_eagerly=True"
+        )
     host = models.host
     several = isinstance(optimizer, dict) and "class_name" not in optimizer
     named = dict(optimizer) if several else {"optimizer": optimizer}
     named.update({name: v for name, v in more.items() if isinstance(v, keras.optimizers.Optimizer)})
     with engine.scope():
-        optimizers = {name: _in_scope(value, models, engine) for name, value in named.items()}
+        optimizers = {
+            name: copies.take_optimizer(value, engine, *models.copied())
+            for name, value in named.items()
+        }
         arguments = {name: value for name, value in given.items() if value is not None}
-        if engine.num_replicas > 1:
+        pairs = []
+        if engine.makes_anew:
             for name in ("metrics", "weighted_metrics"):
                 if name in arguments:
-                    arguments[name] = copies.copy_metrics(arguments[name])
+                    arguments[name] = copies.copy_metrics(arguments[name], pairs)
         arguments.update(more)
         arguments.update({name: value for name, value in optimizers.items() if name in more})
         if several:
@@ -124,6 +139,11 @@ def compile_models(
                 arguments[name] = value
         host.compile(**arguments)
     found = {name: optimizers[name] for name in optimizer} if several else _found(host, more)
+    own = inspect.signature(type(host).compile).parameters
+    if len(found) > 1 and optimizer == DEFAULT_OPTIMIZER and "optimizer" not in own:
+        del found["optimizer"]  # Keras' default, beside those of the subclass
+    for one in found.values():
+        compat.take_accumulation(one)
     return Compilation(
         optimizers=found,
         steps_per_execution=steps_per_execution,
@@ -132,19 +152,8 @@ def compile_models(
         and not run_eagerly,
         accumulation=_accumulation(found, gradient_accumulation_steps),
         sync_batch_norm=bool(sync_batch_norm),
+        metrics=pairs,
     )
-
-
-def _in_scope(optimizer, models, engine):
-    """Returns an optimizer whose variables live in the engine's scope."""
-    if isinstance(optimizer, keras.optimizers.Optimizer) and (
-        engine.num_replicas == 1 or compat.strategy_of(optimizer.iterations) is engine.strategy
-    ):
-        return optimizer
-    variables = None
-    if not models.is_group and models.host.built:
-        variables = models.host.trainable_variables
-    return copies.copy_optimizer(optimizer, variables)
 
 
 def _found(host, more):
@@ -159,7 +168,7 @@ def _found(host, more):
 
 def _accumulation(optimizers, steps):
     for name, optimizer in optimizers.items():
-        own = _inner(optimizer).gradient_accumulation_steps or 1
+        own = compat.taken_accumulation(optimizer)
         if own > 1 and steps > 1 and own != steps:
             raise ValueError(
                 "`gradient_accumulation_steps` is set twice, to different numbers. Set it in "

@@ -1,11 +1,17 @@
-"""Objects that were made outside of the trainer's scope, made anew inside of it.
+"""Objects that were made outside of the trainer's scope, brought inside of it.
 
-A variable that exists before the scope is entered belongs to one device. Models, optimizers and
-metrics are therefore rebuilt in the scope from their own config, and take over the state of the
-original; what has no config is refused with the fix.
+A variable that exists before the scope is entered belongs to one device. Models are therefore
+rebuilt in the scope from their own config, and take over the state of the original; metrics are
+copied with variables of their own. An optimizer that nobody has used yet moves into the scope
+itself, so that the user's reference to it stays good. What cannot be brought in is refused with
+the fix.
 """
 
+import inspect
+import warnings
+
 import keras
+import numpy as np
 
 from keras_replicator import compat
 from keras_replicator.steps import metrics as step_metrics
@@ -20,10 +26,17 @@ def copy_model(model):
     Raises:
         ValueError: When the model cannot be made from its config.
     """
-    custom = {type(layer).__name__: type(layer) for layer in compat.flatten_layers(model)}
     try:
+        if not model.built:
+            _check_config(model)
+        with warnings.catch_warnings():
+            # Lambdas are handed over as they are; nothing is written down.
+            warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`")
+            config = model.get_config()
+        custom = {type(layer).__name__: type(layer) for layer in compat.flatten_layers(model)}
+        _name_custom_parts(config, model, custom)
         with keras.saving.custom_object_scope(custom):
-            copy = type(model).from_config(model.get_config())
+            copy = type(model).from_config(config)
             build_config = model.get_build_config() if model.built else None
             if build_config and not copy.built:
                 copy.build_from_config(build_config)
@@ -41,17 +54,66 @@ def copy_model(model):
         _ensure_built(model, copy)
         copy.set_weights(model.get_weights())
         _copy_seeds(model, copy)
+    for layer in compat.flatten_layers(copy):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # what it computes from its weights once
     return copy
 
 
+def _name_custom_parts(config, owner, custom):
+    """Lets a config refer to the functions and classes of a model, registered or not.
+
+    Args:
+        config: What `owner.get_config()` returned; changed in place.
+        owner: A layer or a model.
+        custom: Dict of custom objects by name, which is filled.
+    """
+    for key, value in config.items():
+        part = getattr(owner, key, None)
+        if not isinstance(value, dict) or part is None:
+            continue
+        if inspect.isfunction(part):
+            name = f"{key}_{len(custom)}"
+            custom[name] = part
+            config[key] = {
+                "module": "builtins",
+                "class_name": "function",
+                "config": name,
+                "registered_name": name,
+            }
+            continue
+        if "class_name" not in value:
+            continue
+        custom.setdefault(type(part).__name__, type(part))
+        if isinstance(part, keras.Layer) and isinstance(value.get("config"), dict):
+            _name_custom_parts(value["config"], part, custom)
+    layers = {layer.name: layer for layer in getattr(owner, "layers", ())}
+    for entry in config.get("layers", ()) if layers else ():
+        inner = entry.get("config") if isinstance(entry, dict) else None
+        if isinstance(inner, dict) and inner.get("name") in layers:
+            _name_custom_parts(inner, layers[inner["name"]], custom)
+
+
+def _check_config(model):
+    """Raises `ValueError` where Keras forgets what a model without weights was made with."""
+    if type(model).get_config is not keras.Model.get_config:
+        return
+    named = inspect.getfullargspec(type(model).__init__)
+    forgotten = sorted({*named.args[1:], *named.kwonlyargs} - {"name", "dtype", "trainable"})
+    if forgotten:
+        raise ValueError(f"get_config() holds no {', '.join(forgotten)}")
+
+
 def _ensure_built(model, copy):
-    if len(copy.weights) == len(model.weights):
+    shapes = [[tuple(weight.shape) for weight in each.weights] for each in (model, copy)]
+    if shapes[0] == shapes[1]:
         return
     raise ValueError(
-        f"The model '{model.name}' of class {type(model).__name__} has {len(model.weights)} "
-        f"weights, its copy from get_config() has {len(copy.weights)}: it cannot be built from its "
-        "config alone. Pass a function without arguments that builds the model: "
-        f"ReplicatedTrainer(lambda: {type(model).__name__}(…))."
+        f"The model '{model.name}' of class {type(model).__name__} has {len(shapes[0])} weights, "
+        f"its copy from get_config() has {len(shapes[1])} or some of other shapes: it cannot be "
+        "built from its config alone. Pass a function without arguments that builds the model: "
+        f"ReplicatedTrainer(lambda: {type(model).__name__}(…)). "
+        f"Received: weights of the shapes {shapes[0]}, copied to {shapes[1]}"
     )
 
 
@@ -81,6 +143,38 @@ def copy_weights(source, target):
         state.assign(original)
 
 
+def take_optimizer(optimizer, engine, source=None, target=None):
+    """Returns an optimizer that belongs to the current scope.
+
+    Args:
+        optimizer: A name, a config dict, or a `keras.optimizers.Optimizer`.
+        engine: The engine whose scope it is.
+        source: The model that the optimizer may know, or None.
+        target: The model that is trained in its place.
+
+    Raises:
+        ValueError: When it has been used before and cannot be made from its config.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        optimizer = copy_optimizer(optimizer)
+        return None if optimizer is None else compat.take_accumulation(optimizer)
+    own_accumulation = compat.accumulation_of(optimizer) > 1
+    iterations = compat.iterations_of(optimizer)
+    owner = compat.strategy_of(iterations)
+    is_foreign = owner is not None and owner is not engine.strategy
+    if engine.owns(iterations) and not is_foreign and not own_accumulation:
+        return optimizer
+    if optimizer.built or own_accumulation or is_foreign:
+        variables = target.trainable_variables if target is not None and target.built else None
+        taken = copy_optimizer(optimizer, variables)
+    else:
+        compat.move_optimizer_to_scope(optimizer)
+        taken = optimizer
+    weights = ((), ()) if source is None else (source.weights, target.weights)
+    compat.carry_decay_exclusions(optimizer, taken, *weights)
+    return compat.take_accumulation(taken)
+
+
 def copy_optimizer(optimizer, variables=None):
     """Returns an optimizer, made in the current scope, with the state of the original.
 
@@ -91,7 +185,7 @@ def copy_optimizer(optimizer, variables=None):
     Raises:
         ValueError: When it cannot be made from its config.
     """
-    if optimizer is None or isinstance(optimizer, (str, dict)):
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         return keras.optimizers.get(optimizer)
     custom = {type(optimizer).__name__: type(optimizer)}
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -119,31 +213,75 @@ def copy_optimizer(optimizer, variables=None):
     return copy
 
 
-def copy_metrics(nest):
-    """Returns a nest of metrics in which every metric object is made anew."""
+def copy_metrics(nest, pairs):
+    """Returns a nest of metrics in which every metric object is copied.
+
+    A copy has variables of its own, made in the current scope. The models and functions that a
+    metric refers to are those of the original.
+
+    Args:
+        nest: Dicts, lists and tuples of metrics (or names and functions, which stay).
+        pairs: List that is filled with `(original, copy)`.
+    """
     if isinstance(nest, dict):
-        return {name: copy_metrics(value) for name, value in nest.items()}
+        return {name: copy_metrics(value, pairs) for name, value in nest.items()}
     if isinstance(nest, (list, tuple)):
-        return type(nest)(copy_metrics(value) for value in nest)
+        return type(nest)(copy_metrics(value, pairs) for value in nest)
     if not isinstance(nest, keras.metrics.Metric):
         return nest
-    try:
-        copy = _metric_from_config(nest)
-    except Exception as error:
-        raise ValueError(
-            f"The metric '{nest.name}' of class {type(nest).__name__} cannot be made anew in the "
-            "trainer's scope. Give the class get_config() with its constructor's arguments. "
-            f"Received: metrics={nest!r}. The cause: {error}"
-        ) from error
-    step_metrics.copy_mark(nest, copy)
+    for original, copy in pairs:
+        if original is nest:
+            return copy
+    copy = _copy_of(nest, {})
+    step_metrics.forget_preparation(copy)
+    pairs.append((nest, copy))
     return copy
 
 
-def _metric_from_config(metric):
-    function = compat.is_wrapped_function(metric)
-    if type(metric) is keras.metrics.MeanMetricWrapper and function is not None:
-        return keras.metrics.MeanMetricWrapper(function, name=metric.name, dtype=metric.dtype)
-    return type(metric).from_config(metric.get_config())
+def _copy_of(value, memo):
+    """Copies metrics, their variables and what contains them; everything else is shared."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, keras.Variable):
+        copy = memo[id(value)] = compat.variable_like(value)
+    elif isinstance(value, keras.metrics.Metric):
+        copy = memo[id(value)] = object.__new__(type(value))
+        vars(copy).update({name: _copy_of(part, memo) for name, part in vars(value).items()})
+    elif compat.is_tracker(value):
+        copy = compat.copy_tracker(value, lambda part: _copy_of(part, memo))
+    elif isinstance(value, list):
+        copy = memo[id(value)] = []
+        copy.extend(_copy_of(part, memo) for part in value)
+    elif isinstance(value, dict):
+        copy = {name: _copy_of(part, memo) for name, part in value.items()}
+    elif type(value) in (tuple, set):
+        copy = type(value)(_copy_of(part, memo) for part in value)
+    else:
+        copy = value
+    return copy
+
+
+def give_back_metrics(pairs, engine):
+    """Gives metrics that were copied the state of their copies, over all replicas and workers.
+
+    Args:
+        pairs: List of `(original, copy)`.
+        engine: The engine whose replicas hold the state.
+    """
+    found = [
+        (variable, copy)
+        for original, copied in pairs
+        if len(original.variables) == len(copied.variables)
+        for variable, copy in zip(original.variables, copied.variables)
+    ]
+    parts = {
+        str(number): np.sum([part.numpy() for part in compat.replica_copies(copy)], axis=0)
+        for number, (_, copy) in enumerate(found)
+        if not compat.reads_first_replica(copy)
+    }
+    totals = engine.sum_over_workers(parts)
+    for number, (variable, copy) in enumerate(found):
+        variable.assign(totals.get(str(number), compat.first_copy(copy)))
 
 
 def refuse_foreign_strategy(model, strategy):

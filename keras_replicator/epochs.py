@@ -26,10 +26,16 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
     step, rows_seen = start, 0
     while stream.steps_per_epoch is None or step < stream.steps_per_epoch:
         remaining = None if stream.steps_per_epoch is None else stream.steps_per_epoch - step
-        wanted = stream.available(pacing.begin(made + step, remaining))
-        wanted, stop = engine.agree(wanted, hooks.stopped())
-        if stop:
+        asked = pacing.begin(made + step, remaining)
+        stopped = hooks.stopped()
+        if stopped and step == start:
+            asked = min(asked, pacing.least)  # as in Keras, an epoch that has begun makes a step
+        wanted, stop = engine.agree(stream.available(asked), stopped)
+        if stop and step > start:
             hooks.stop()
+            break
+        if wanted == 0:
+            stream.ended(step)
             break
         hooks.begin(step)
         position = 0 if window is None else window.steps
@@ -46,8 +52,7 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
                 break
         if done < wanted and not loop.one_by_one and not stream.ended(step):
             break
-        if loop.one_by_one and not done:
-            stream.ended(step)
+        if loop.one_by_one and not done and not stream.ended(step):
             break
         if engine.num_workers == 1 and hooks.stopped():
             break

@@ -41,7 +41,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
         callbacks.on_epoch_begin(epoch)
         # Shuffling follows the epochs that this trainer has seen, over all its fits.
         data_epoch = max(epoch, session.epochs_seen)
-        stream.begin_epoch(data_epoch, start)
+        stream.begin_epoch(data_epoch, start, epoch - epochs.start)
 
         def at_boundary(step, epoch=epoch, made=made):
             return saver.at_step(epoch, step, made + step)
@@ -60,7 +60,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
         saver.leave_if_preempted()
         made, start = made + steps, 0
         session.window.flush(phase.loop)
-        logs = phase.reader.read()
+        logs = session.read(phase.reader)
         stream.end_epoch()
         session.epochs_seen = data_epoch + 1
         if validation is not None and compat.should_eval(host, epoch, validation_freq):
@@ -96,9 +96,10 @@ def evaluate_stream(session, stream, callbacks):
     hooks = Hooks("test", callbacks, session.models.host, phase.reader.read, looked_at)
     callbacks.on_test_begin()
     phase.reader.reset()
+    stream.rewind()
     stream.begin_epoch(0)
     run_epoch(session.engine, phase.loop, stream, pacing, hooks)
-    logs = phase.reader.read()
+    logs = session.read(phase.reader)
     stream.end_epoch()
     callbacks.on_test_end(logs)
     return logs

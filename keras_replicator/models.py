@@ -1,10 +1,12 @@
 """The models of a trainer: built in its scope, or made anew there from what the user passed."""
 
 import contextlib
+import zlib
 
 import keras
 
 from keras_replicator import compat, copies
+from keras_replicator.checks import check_callable
 
 # What callbacks call on `self.model`.
 _ROUTED = ("predict", "evaluate", "predict_on_batch", "test_on_batch", "train_on_batch")
@@ -44,6 +46,8 @@ class Models:
     def __init__(self, model, engine):
         self._engine = engine
         self._original = None  # the user's model, where a copy of it is trained
+        self._training = False
+        self._known = ([], [])  # its weights' checksums and trainable flags at the last exchange
         if isinstance(model, keras.Model):
             self.structure = self._take_over(model)
         else:
@@ -62,9 +66,10 @@ class Models:
 
     def _take_over(self, model):
         copies.refuse_foreign_strategy(model, self._engine.strategy)
-        if self._engine.num_replicas == 1 or _belongs_to(model, self._engine.strategy):
+        if not self._engine.makes_anew or _belongs_to(model, self._engine):
             return model
         self._original = model
+        self._known = (_checksums(model), _flags(model))
         with self._engine.scope():
             return copies.copy_model(model)
 
@@ -74,15 +79,21 @@ class Models:
                 "`model` must be a keras.Model, or a function without arguments that builds one "
                 f"(or a dict of models). Received: model={function!r}"
             )
+        check_callable("model", function, 0, "model(), without arguments")
         with self._engine.scope():
             built = function()
+        if built == {}:
+            raise TypeError(
+                "The function passed as `model` must return a keras.Model or a dict of them. "
+                "Received: {}"
+            )
         for name, model in (built if isinstance(built, dict) else {"model": built}).items():
             if not isinstance(model, keras.Model):
                 raise TypeError(
                     "The function passed as `model` must return a keras.Model or a dict of them. "
                     f"Received: {name}={model!r}"
                 )
-            if self._engine.num_replicas > 1 and not all(map(compat.is_distributed, model.weights)):
+            if not all(map(self._engine.owns, model.weights)):
                 raise ValueError(
                     f"The function passed as `model` returned '{model.name}', whose weights "
                     "were made before it was called. Build the whole model inside of the "
@@ -90,42 +101,76 @@ class Models:
                 )
         return dict(built) if isinstance(built, dict) else built
 
+    def copied(self):
+        """Returns `(the user's model, its copy)`; the first is None where there is no copy."""
+        return self._original, (None if self.is_group else self.host)
+
     def statistics(self):
         """Returns the non-trainable variables, which a step may change on each replica."""
         models = self.structure.values() if self.is_group else [self.structure]
         return [variable for model in models for variable in model.non_trainable_variables]
 
+    def refresh(self):
+        """Takes over what the user has changed in the model object since the last exchange."""
+        if self._original is None or self._training:
+            return
+        checksums, flags = self._known
+        now = _checksums(self._original), _flags(self._original)
+        layers = zip(compat.flatten_layers(self._original), compat.flatten_layers(self.structure))
+        for (original, layer), before, flag in zip(layers, flags, now[1]):
+            if flag != before:
+                layer.trainable = original.trainable
+        weights = zip(self._original.weights, self.structure.weights)
+        for (original, variable), before, checksum in zip(weights, checksums, now[0]):
+            if checksum != before:
+                variable.assign(original)
+        self._known = now
+
     def give_back(self):
         """Gives the user's model object the trained weights."""
         if self._original is not None:
             copies.copy_weights(self.structure, self._original)
+            self._known = (_checksums(self._original), self._known[1])
 
     @contextlib.contextmanager
     def weights_go_home(self):
         """Context: `give_back` at the end, also after an exception."""
+        outer, self._training = self._training, True
         try:
             yield
         finally:
+            self._training = outer
             self.give_back()
+
+    def route_to(self, trainer):
+        """Lets a model of several replicas run through the trainer: Keras' own loops are wrong."""
+        if self._engine.makes_anew and not self.is_group:
+            for name in ("fit", *_ROUTED):
+                object.__setattr__(self.host, name, getattr(trainer, name))
 
     @contextlib.contextmanager
     def routed_to(self, trainer):
         """Context: callbacks that call `self.model.predict` or `evaluate` run through the trainer.
 
-        A copy in the scope of a strategy stays routed: Keras' own methods are wrong there.
+        A model of several replicas is routed anyway.
         """
-        names = () if self.is_group else _ROUTED
+        names = () if self.is_group or self._engine.makes_anew else _ROUTED
         for name in names:
             object.__setattr__(self.host, name, getattr(trainer, name))
         try:
             yield
         finally:
-            if self._engine.num_replicas == 1:
-                for name in names:
-                    object.__delattr__(self.host, name)
+            for name in names:
+                object.__delattr__(self.host, name)
 
 
-def _belongs_to(model, strategy):
-    return bool(model.weights) and all(
-        compat.strategy_of(variable) is strategy for variable in model.weights
-    )
+def _checksums(model):
+    return [zlib.crc32(variable.numpy().tobytes()) for variable in model.weights]
+
+
+def _flags(model):
+    return [layer.trainable for layer in compat.flatten_layers(model)]
+
+
+def _belongs_to(model, engine):
+    return bool(model.weights) and all(map(engine.owns, model.weights))

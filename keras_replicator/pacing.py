@@ -104,6 +104,11 @@ class Pacing:
         self._calls = 0
 
     @property
+    def least(self):
+        """The fewest steps that a call runs."""
+        return self._fixed or 1
+
+    @property
     def watched(self):
         """Whether a callback looks at batches."""
         return bool(self._intervals)

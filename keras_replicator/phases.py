@@ -63,8 +63,16 @@ class Phases:
             scratch={"model": self._models.host, **({} if norms is None else norms.scratch)},
             run_eagerly=run_eagerly,
         )
-        self._engine.build(on_replica, spec, window)
+        try:
+            self._engine.build(on_replica, spec, window)
+        except Exception:
+            if not run_eagerly:
+                raise
+            # A step that reads values, such as x.numpy(), is built with values.
+            self._engine.build(lambda batch: _run_on_example(on_replica, spec), spec, window)
         step_metrics.prepare(compat.leaf_metrics(self._models.host))
+        if logs is not None:
+            step_metrics.prepare(logs.metrics.values())
         reader = LogReader(self._models.host, self._engine, logs, run_eagerly)
         return Phase(loop, reader, window, norms)
 
@@ -141,8 +149,8 @@ class LogReader:
         """Starts an epoch."""
         with self._engine.cross_replica():
             self._host.reset_metrics()
-        if self.logs is not None:
-            self.logs.reset()
+            if self.logs is not None:
+                self.logs.reset()
 
     def read(self):
         """Returns `{name: value}` over all replicas and workers."""
@@ -156,6 +164,17 @@ class LogReader:
         if self.logs is None:
             return compat.metric_results(self._host)
         return {name: metric.result() for name, metric in self.logs.metrics.items()}
+
+
+def _run_on_example(step, spec):
+    """Runs a step outside of the graph, on one row of zeros."""
+    current = replica.current()
+    with tf.init_scope():
+        current.rows = current.total_rows = tf.constant(1)
+        _, batch = tf.nest.map_structure(
+            lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), spec
+        )
+        step(batch)
 
 
 def _own_rows(outputs, current):

@@ -74,6 +74,7 @@ class Replica:
         self._tag = call * 1024  # numbers this replica's collectives in order
         self.in_compiled_forward = False  # inside a function that XLA compiles
         self.applying = False  # inside an optimizer's apply, after the reduction
+        self.whole_batch = False  # inside the update of a metric with the rows of all replicas
         self.branch = False  # inside a branch of tf.cond
         self.condition = None  # of the branch that is traced in line, see steps/conditions.py
         self.assigned = {}  # id -> Keras variable that the step has assigned
@@ -619,10 +620,12 @@ def _over_stack(leaves, reduce, neutral):
     replica = _here()
     results = []
     for leaf in leaves:
+        dtype, leaf = leaf.dtype, _numeric(leaf)
         if replica.distributed and replica.rows is not None:
             limit = tf.constant(getattr(leaf.dtype, neutral), leaf.dtype)
             leaf = tf.where(replica.rows > 0, leaf, limit)
-        results.append(reduce(_differentiable_gather(leaf[tf.newaxis], 0, stacked=True), axis=0))
+        gathered = _differentiable_gather(leaf[tf.newaxis], 0, stacked=True)
+        results.append(tf.cast(reduce(gathered, axis=0), dtype))
     return results
 
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from keras_replicator import copies
 from keras_replicator.epochs import WindowPosition
 from keras_replicator.saver import Saver
 
@@ -44,6 +45,12 @@ class Session:
     def steps_per_execution(self):
         """Steps of a call: an int, or "auto"."""
         return "auto" if self.compilation is None else self.compilation.steps_per_execution
+
+    def read(self, reader):
+        """Returns the values of a phase's logs, and lets the user's own metrics have them, too."""
+        logs = reader.read()
+        copies.give_back_metrics(self.compilation.metrics, self.engine)
+        return logs
 
     def build_optimizer(self):
         """Builds the optimizer of a built model, so that a checkpoint can fill its slots."""

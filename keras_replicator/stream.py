@@ -1,8 +1,8 @@
 """The batches of a run, epoch after epoch, with `steps_per_epoch` as Keras means it.
 
 Without `steps_per_epoch` every epoch reads the data once from the start. With it, one iterator
-goes on over the epochs; data of known size start again when they end, and data that turn out too
-short end the epoch with one warning.
+goes on over the epochs. Data that end in the middle of an epoch end it there, with one warning, and
+the next epoch starts again with their first batch.
 """
 
 import warnings
@@ -36,21 +36,35 @@ class Stream:
         """Steps of an epoch, or None where that is not known yet."""
         return self.steps if self.steps is not None else self.num_batches
 
-    def begin_epoch(self, epoch, start=0):
+    def begin_epoch(self, epoch, start=0, earlier=None):
         """Prepares the iterator of an epoch.
 
         Args:
-            epoch: Number of the epoch.
+            epoch: Number of the epoch, which the order of rows follows.
             start: Batches of this epoch that have been consumed already (resume).
+            earlier: Epochs of this run before this one (resume); by default `epoch`.
         """
         self.source.on_epoch_begin()
         if self.steps is None:
             self._open(epoch, start)
-        elif self._iterator is None:
-            passes, offset = 0, epoch * self.steps + start
-            if self.num_batches:
-                passes, offset = divmod(offset, self.num_batches)
-            self._open(passes, offset)
+        elif self._pass < 0:
+            earlier = epoch if earlier is None else earlier
+            passes, batch = self._place(earlier, start)
+            self._open(epoch - earlier + passes, batch)
+        elif self._consumed == self.num_batches:
+            self._open(self._pass + 1)
+
+    def rewind(self):
+        """Lets the next epoch begin with the first batch; a generator goes on instead."""
+        if not self.source.one_pass:
+            self._pass = -1
+
+    def _place(self, epochs, start):
+        """Returns `(pass, batch)` of step `start` after a number of epochs."""
+        if not self.num_batches:
+            return 0, epochs * self.steps + start
+        passes, epochs = divmod(epochs, -(-self.num_batches // self.steps))
+        return passes, epochs * self.steps + start
 
     def _open(self, number, start=0):
         self._pass = number
@@ -58,14 +72,10 @@ class Stream:
         self._iterator = self.source.iterator(number, start)
 
     def available(self, wanted):
-        """Returns how many of `wanted` steps the iterator can give; opens a new one where none."""
+        """Returns how many of `wanted` steps the data can give, as far as that is known."""
         if self.num_batches is None:
             return wanted
-        left = self.num_batches - self._consumed
-        if left == 0 and self.steps is not None:
-            self._open(self._pass + 1)
-            left = self.num_batches
-        return min(wanted, left)
+        return min(wanted, self.num_batches - self._consumed)
 
     @property
     def lasts(self):
@@ -93,9 +103,12 @@ class Stream:
                 "been read to its end gives nothing more."
             )
         if self.num_batches is None:
-            self.num_batches = self._consumed or None
+            self.num_batches = self._consumed
         if self.steps is None:
             return False
+        if step == 0 and not self.source.one_pass:
+            self._open(self._pass + 1)
+            return True
         if step < self.steps:
             if not self._warned:
                 self._warned = True
@@ -105,7 +118,6 @@ class Stream:
                     "(`dataset.repeat()`), or lower the number of steps.",
                     stacklevel=4,
                 )
-            self._iterator = None
         return False
 
     def end_epoch(self):

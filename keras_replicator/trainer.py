@@ -10,8 +10,16 @@ import tensorflow as tf
 
 from keras_replicator import compat, workers
 from keras_replicator import steps as _steps  # noqa: F401 - teaches Keras the replica's semantics
-from keras_replicator.checks import check_positive, check_step
-from keras_replicator.compilation import adoptable, compile_models
+from keras_replicator.checks import (
+    check_class_weight,
+    check_eager,
+    check_fit,
+    check_input,
+    check_positive,
+    check_seconds,
+    check_step,
+)
+from keras_replicator.compilation import DEFAULT_OPTIMIZER, adoptable, compile_models
 from keras_replicator.data.rows import count_rows
 from keras_replicator.data.sources import make_source
 from keras_replicator.dev_run import without_writers
@@ -90,6 +98,8 @@ class ReplicatedTrainer:
                     f"`{name}` needs a strategy that this version does not have (a mesh or "
                     f"parameter servers). Leave it out. Received: {name}={value!r}"
                 )
+        check_seconds("peer_timeout", peer_timeout)
+        check_seconds("start_timeout", start_timeout)
         self._steps = {"train": train_step, "test": test_step, "predict": predict_step}
         for phase, step in self._steps.items():
             check_step(f"{phase}_step", step)
@@ -107,6 +117,7 @@ class ReplicatedTrainer:
             compat.set_random_seed(seed)
         compat.ensure_global_seed_generator()
         self._models = Models(model, self._engine)
+        self._models.route_to(self)
         self._session = Session(plan, self._engine, self._models, seed)
         self._session.phases = Phases(self._models, self._engine, None, self._steps)
         self.history = None
@@ -149,7 +160,7 @@ class ReplicatedTrainer:
 
     def compile(
         self,
-        optimizer="rmsprop",
+        optimizer=DEFAULT_OPTIMIZER,
         loss=None,
         metrics=None,
         weighted_metrics=None,
@@ -192,6 +203,7 @@ class ReplicatedTrainer:
             "sync_batch_norm": sync_batch_norm,
             **more,
         }
+        self._models.refresh()
         session = self._session
         own_step = self._steps["train"] is not None or compat.overridden(
             self._models.host, "train_step"
@@ -227,6 +239,7 @@ class ReplicatedTrainer:
         return {f"{phase}_step": step for phase, step in self._steps.items()}
 
     def _require_compiled(self, method):
+        check_eager(method)
         if self._session.compilation is None:
             raise ValueError(
                 f"Call trainer.compile(optimizer=…, loss=…) before trainer.{method}(). "
@@ -288,6 +301,17 @@ class ReplicatedTrainer:
             A `keras.callbacks.History`.
         """
         self._require_compiled("fit")
+        check_fit(
+            epochs,
+            initial_epoch,
+            verbose,
+            compat.as_callbacks(callbacks),
+            validation_split,
+            validation_freq,
+            shuffle,
+        )
+        check_class_weight(class_weight)
+        self._models.refresh()
         if fast_dev_run:
             epochs, steps_per_epoch, validation_steps = initial_epoch + 1, 1, 1
             validation_freq, resume = 1, None
@@ -308,7 +332,7 @@ class ReplicatedTrainer:
             class_weight=class_weight,
         )
         if overfit_batches is not None:
-            source.keep_first(overfit_batches)
+            source.keep_first(overfit_batches, repeat=steps_per_epoch is not None)
         if self._planning is not None:
             self._planning.finish(self, x, y, sample_weight, source)
         stream = Stream(source, steps_per_epoch)
@@ -317,7 +341,9 @@ class ReplicatedTrainer:
             validation = Stream(
                 self._source(
                     *compat.unpack(validation_data),
-                    batch_size=validation_batch_size or batch_size,
+                    batch_size=batch_size
+                    if validation_batch_size is None
+                    else validation_batch_size,
                     steps=validation_steps,
                     argument="validation_data",
                 ),
@@ -342,6 +368,7 @@ class ReplicatedTrainer:
             session.plan = session.plan.with_details(**source.describe(session.plan))
             callbacks = self._callback_list(callbacks, verbose, epochs, stream, add_history=True)
             listed = compat.callbacks_of(callbacks)
+            params = dict(models.host.history.params or {})
             for callback in listed:
                 if callback.params is not None:
                     callback.params.update(trainer=self, num_replicas=self.num_replicas)
@@ -357,6 +384,7 @@ class ReplicatedTrainer:
                 session.training = False
                 session.saver.finish()
         self.history = models.host.history
+        self.history.params = params  # as Keras gives them, for whoever writes them down
         return self.history
 
     def _callback_list(self, callbacks, verbose, epochs, stream, **options):
@@ -417,6 +445,7 @@ class ReplicatedTrainer:
             A number, a list of numbers, or a dict.
         """
         self._require_compiled("evaluate")
+        self._models.refresh()
         source = self._source(x, y, sample_weight, batch_size=batch_size, steps=steps)
         stream = Stream(source, steps, "steps")
         callbacks = self._callback_list(callbacks, verbose, 1, stream)
@@ -439,6 +468,8 @@ class ReplicatedTrainer:
         Returns:
             The structure of the model's outputs, with one array per output.
         """
+        check_eager("predict")
+        self._models.refresh()
         stream = Stream(self._source(x, batch_size=batch_size, steps=steps), steps, "steps")
         callbacks = self._callback_list(callbacks, verbose, 1, stream)
         with self._engine.named_losses():
@@ -449,6 +480,7 @@ class ReplicatedTrainer:
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """Runs one step on one global batch, as `keras.Model.train_on_batch` does."""
         self._require_compiled("train_on_batch")
+        check_class_weight(class_weight)
         if class_weight is not None:
             if sample_weight is not None:
                 raise ValueError(
@@ -481,10 +513,11 @@ class ReplicatedTrainer:
             return join_outputs([self._session.phases.get("predict", spec).loop.one(element)])
 
     def _on_batch_result(self, phase, return_dict):
-        logs = compat.pythonify(phase.reader.read())
+        logs = compat.pythonify(self._session.read(phase.reader))
         return logs if return_dict else compat.flatten_metrics_in_order(self._models.host, logs)
 
     def _element(self, x, y=None, sample_weight=None):
+        self._models.refresh()
         source = self._source(x, y, sample_weight, batch_size=2**31 - 1)
         return next(source.iterator(0)), source.element_spec
 
@@ -631,6 +664,7 @@ class ReplicatedTrainer:
         >>> [float(value) for value in trainer.run(lambda: kr.replica.all_sum(2.0))]
         [2.0]
         """
+        self._models.refresh()
         compilation = self._session.compilation
         run_eagerly = compilation is not None and compilation.run_eagerly
         with self._engine.named_losses():
@@ -642,12 +676,14 @@ class ReplicatedTrainer:
         """Saves the model, as `keras.Model.save` does; in a job of workers the chief writes."""
         if not self.plan.is_chief:
             return None
+        self._models.refresh()
         return self._models.host.save(filepath, overwrite=overwrite, **kwargs)
 
     def save_weights(self, filepath, overwrite=True, **kwargs):
         """Saves the weights, as `keras.Model.save_weights` does; of workers the chief writes."""
         if not self.plan.is_chief:
             return None
+        self._models.refresh()
         return self._models.host.save_weights(filepath, overwrite=overwrite, **kwargs)
 
     def load_weights(self, filepath, **kwargs):
@@ -660,6 +696,7 @@ class ReplicatedTrainer:
         """Writes a SavedModel for serving, as `keras.Model.export` does; the chief writes."""
         if not self.plan.is_chief:
             return None
+        self._models.refresh()
         return self._models.host.export(filepath, **kwargs)
 
     def summary(self, **kwargs):
@@ -682,6 +719,7 @@ class ReplicatedTrainer:
             keras_replicator.checkpoints.CheckpointError: When the disk does not take it; earlier
                 checkpoints stay whole.
         """
+        self._models.refresh()
         self._session.saver.save(directory, keep)
 
     def preempt(self):
@@ -706,6 +744,7 @@ class ReplicatedTrainer:
         self._session.saver.restore(directory)
 
     def _source(self, x, y=None, sample_weight=None, **options):
+        check_input(options.get("argument", "x"), x)
         return make_source(
             x,
             y,

@@ -112,8 +112,8 @@ MUTATIONS = (
     Mutation(
         "BatchNormalization is never synchronized",
         "steps/normalization.py",
-        "if not (current.sync_batch_norm or layer.synchronized):",
-        "if not layer.synchronized:",
+        "not (current.sync_batch_norm or layer.synchronized):",
+        "not layer.synchronized:",
         ("tests/cases/test_batchnorm.py::test_b73b_global_statistics[2]",),
     ),
     Mutation(

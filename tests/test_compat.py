@@ -32,6 +32,7 @@ WRAPPED = {
     "apply_scaled": ["self", "grads", "trainable_variables"],
     "build_losses": ["self", "y_true", "y_pred"],
     "initialize": ["self", "value"],
+    "keras_cond": ["pred", "true_fn", "false_fn"],
     "moments": ["self", "inputs", "mask"],
     "next_seed": ["self", "ordered"],
     "optimizer_assign": ["self", "variable", "value"],
@@ -87,6 +88,7 @@ CALLED = {
     "keras.callbacks.BackupAndRestore.on_train_end": call(SELF),
     "keras.optimizers.LossScaleOptimizer._common_apply": call(SELF, [], []),
     "keras.optimizers.Optimizer._use_weight_decay": call(SELF, "variable"),
+    "keras.optimizers.Optimizer._var_key": call(SELF, "variable"),
     "keras.src.backend.common.global_state.set_global_attribute": call("name", None),
     "keras.src.backend.get_keras_mask": call("tensor"),
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank": call(1, 2),
@@ -95,6 +97,7 @@ CALLED = {
     "tensorflow.python.client.device_lib.list_local_devices": call(),
     "tensorflow.python.framework.op_callbacks.add_op_callback": call("function"),
     "tensorflow.python.framework.op_callbacks.remove_op_callback": call("function"),
+    "keras.src.utils.tracking.Tracker": call({}, exclusions=None),
     "tensorflow.python.distribute.collective_all_reduce_strategy"
     ".CollectiveAllReduceExtended._initialize_local_devices": call(SELF, "resolver", "device"),
     "tensorflow.python.distribute.values.DistributedVariable._get_on_device_or_primary": call(SELF),
@@ -106,6 +109,7 @@ IMPORTED = [
     "keras.src.callbacks.callback_list.CallbackList",
     "keras.src.saving.keras_saveable.KerasSaveable",
     "keras.src.trainers.compile_utils.CompileMetrics",
+    "keras.src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter",
     "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2.CoordinatedJob",
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended",
     "tensorflow.python.distribute.values.DistributedVariable",
@@ -121,6 +125,19 @@ def trained_model():
     model.compile(optimizer, "mse", metrics=["mae"])
     model.fit(*regression(4), batch_size=4, verbose=0)
     return model
+
+
+def excluding_optimizer():
+    optimizer = keras.optimizers.SGD(weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def test_tracker_knows_what_it_stores():
+    """A metric is copied with its tracker, whose ids then are those of the copied variables."""
+    tracker = keras.metrics.Mean()._tracker
+    (_, store), ids = tracker.config["variables"], tracker.stored_ids["variables"]
+    assert ids == {id(variable) for variable in store}
 
 
 def restored_model():
@@ -163,11 +180,15 @@ ATTRIBUTES = {
     "_cross_device_ops": lambda: two_replicas().extended,
     "_distribute_strategy": mirrored_variable,
     "_flat_losses": lambda: trained_model()._compile_loss,
+    "_distribution_strategy": keras.optimizers.SGD,
+    "_exclude_from_weight_decay": excluding_optimizer,
+    "_exclude_from_weight_decay_pattern": excluding_optimizer,
     "_fn": lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
     "_initial_epoch": restored_model,
     "_inputs": lambda: compat.adapter_for(
         np.ones(2), batch_size=1, steps=None, shuffle=False, class_weight=None
     ),
+    "_iterations": keras.optimizers.SGD,
     "_keras_mask": lambda: layers.Masking()(np.ones((1, 2, 3), "float32")),
     "_learning_rate": keras.optimizers.SGD,
     "_loss_tracker": trained_model,
@@ -178,6 +199,7 @@ ATTRIBUTES = {
     "_should_trace": lambda: keras.callbacks.TensorBoard("logs"),
     "_train_writer": tensorboard_of_a_fit,
     "_trainable_variables": lambda: trained_model().optimizer,
+    "_user_loss": lambda: trained_model()._compile_loss,
     "_value": lambda: keras.Variable(1.0),
 }
 

@@ -1,5 +1,7 @@
 """Updates under a condition equal one device; other collectives there are named errors."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -18,14 +20,18 @@ def build():
     return model
 
 
-def every_second_step(model, batch):
-    """Keeps the gradient of every second step only."""
+def every_second_step(cond):
+    """A step that updates every second time, by `tf.cond` or `keras.ops.cond`."""
+    return functools.partial(conditional_step, cond)
+
+
+def conditional_step(cond, model, batch):
     x, y = batch
     with tf.GradientTape() as tape:
         loss = kr.replica.mean(tf.square(y - model(x, training=True)))
     weights = model.trainable_variables
     gradients = tape.gradient(loss, weights)
-    tf.cond(
+    cond(
         model.counter % 2 == 0,
         lambda: model.optimizer.apply(gradients, weights) or tf.constant(0),
         lambda: tf.constant(0),
@@ -35,19 +41,25 @@ def every_second_step(model, batch):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    "optimizer, cond",
     [
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, use_ema=True, clipnorm=0.5),
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), keras.ops.cond),
+        (
+            lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, use_ema=True, clipnorm=0.5),
+            tf.cond,
+        ),
     ],
+    ids=["keras.ops.cond", "tf.cond"],
 )
-def test_update_under_a_condition_of_a_tensor(optimizer):
+def test_update_under_a_condition_of_a_tensor(optimizer, cond):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(21, 3)).astype("float32")
     y = generator.normal(size=(21, 1)).astype("float32")
     results = {}
     for replicas in (1, 2, 3):
-        trainer = kr.ReplicatedTrainer(build, devices=cpus(replicas), train_step=every_second_step)
+        trainer = kr.ReplicatedTrainer(
+            build, devices=cpus(replicas), train_step=every_second_step(cond)
+        )
         trainer.compile(optimizer())
         history = trainer.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
         results[replicas] = trainer.model.get_weights(), history["loss"]

@@ -29,6 +29,7 @@ class FakeSource:
         self.num_batches = batches if known else None
         self.batches = batches
         self.passes = passes
+        self.one_pass = passes is not None
         self.opened = []
         self.begun = self.ended = 0
 
@@ -72,6 +73,8 @@ HOOKS = types.SimpleNamespace(
 
 class Pacing:
     """A fixed number of steps each call, at most what remains."""
+
+    least = 1
 
     def __init__(self, steps):
         self.steps = steps
@@ -140,27 +143,58 @@ def test_one_iterator_goes_on_over_epochs(per_call):
 
 
 @per_call
-def test_data_of_known_size_start_again(per_call):
-    """4 batches, 3 steps per epoch: the next pass begins in mid-epoch, nothing is skipped."""
-    source = FakeSource(4)
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_data_that_end_in_mid_epoch_end_it(known, per_call):
+    """4 batches, 3 steps per epoch: as in Keras the second epoch is short, the third is whole."""
+    with pytest.warns(UserWarning, match="The data ended after 1 of the 3 steps") as warned:
+        seen, _ = epochs(FakeSource(4, known), steps=3, count=4, per_call=per_call)
+    assert seen == [whole(0, 3), [(0, 3)], whole(1, 3), [(1, 3)]]
+    assert len(warned) == 1
+
+
+@per_call
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_more_steps_than_batches(known, per_call):
+    with pytest.warns(UserWarning, match="The data ended after 2 of the 5 steps") as warned:
+        seen, _ = epochs(FakeSource(2, known), steps=5, per_call=per_call)
+    assert seen == [whole(0, 2), whole(1, 2), whole(2, 2)]
+    assert len(warned) == 1
+
+
+@per_call
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_data_that_end_with_an_epoch_start_again(known, per_call):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        seen, _ = epochs(source, steps=3, per_call=per_call)
-    assert seen == [whole(0, 3), [(0, 3), (1, 0), (1, 1)], [(1, 2), (1, 3), (2, 0)]]
-
-
-def test_more_steps_than_known_batches_read_several_passes():
-    seen, _ = epochs(FakeSource(2), steps=5, count=1, per_call=2)
-    assert seen == [whole(0, 2) + whole(1, 2) + [(2, 0)]]
+        seen, _ = epochs(FakeSource(4, known), steps=2, per_call=per_call)
+    assert seen == [whole(0, 2), [(0, 2), (0, 3)], whole(1, 2)]
 
 
 def test_resumed_stream_opens_the_pass_it_was_in():
-    """Epoch 2, step 1 of 3 is batch 7 of all: batch 3 of pass 1 when a pass has 4."""
+    """4 batches, 3 steps per epoch: epochs of 3, 1 and 3 steps. Step 1 of the third is batch 1."""
     source = FakeSource(4)
     stream = Stream(source, 3)
     stream.begin_epoch(2, start=1)
-    assert source.opened == [(1, 3)]
-    assert stream.available(10) == 1
+    assert source.opened == [(1, 1)]
+    assert stream.available(10) == 3
+
+
+def test_second_run_begins_with_the_first_batch():
+    """Rows are shuffled as in epoch 5 of the trainer, which is the first one of this run."""
+    source = FakeSource(4)
+    stream = Stream(source, 2)
+    stream.begin_epoch(5, earlier=0)
+    assert source.opened == [(5, 0)]
+
+
+def test_rewound_stream_begins_with_the_first_batch():
+    source = FakeSource(None)
+    stream = Stream(source, 2, "validation_steps")
+    for _ in range(2):
+        stream.rewind()
+        stream.begin_epoch(0)
+        run_epoch(ENGINE, Loop(), stream, Pacing(2), HOOKS)
+    assert source.opened == [(0, 0), (0, 0)]
 
 
 @per_call

@@ -22,6 +22,25 @@ def count_rows(nest):
     raise ValueError(f"A batch must hold at least one tensor. Received: {nest}")
 
 
+def check_equal_rows(inputs):
+    """Raises `ValueError` unless every dense leaf of the inputs of `run` has as many rows."""
+    rows = set()
+    for leaf in tf.nest.flatten(inputs):
+        if not isinstance(leaf, tf.Tensor):
+            continue
+        if leaf.shape.rank == 0:
+            raise ValueError(
+                "trainer.run splits its inputs by row, and a scalar has none. Give every replica "
+                f"the value: kr.PerReplica([value] * trainer.num_replicas). Received: {leaf}"
+            )
+        rows.add(leaf.shape[0])
+    if len(rows) > 1:
+        raise ValueError(
+            "The inputs of trainer.run are split by row, and must have equally many. "
+            f"Received: inputs with {', '.join(map(str, sorted(rows)))} rows"
+        )
+
+
 def slice_rows(nest, begin, end):
     """Returns the rows `begin:end` of every leaf."""
 

@@ -86,15 +86,20 @@ def make_source(
                     f"elements hold it. Received: {name}={value}"
                 )
         return DatasetSource(x, shard, class_weight)
-    adapter = compat.adapter_for(
-        x,
-        y,
-        sample_weight,
-        batch_size=None if batch_size is None else int(batch_size),
-        steps=steps,
-        shuffle=shuffle and not _warns_about_shuffle(x),
-        class_weight=class_weight,
-    )
+    try:
+        adapter = compat.adapter_for(
+            x,
+            y,
+            sample_weight,
+            batch_size=None if batch_size is None else int(batch_size),
+            steps=steps,
+            shuffle=shuffle and not _warns_about_shuffle(x),
+            class_weight=class_weight,
+        )
+    except ValueError as error:
+        if argument == "x":
+            raise
+        raise ValueError(f"`{argument}` cannot be read. {error}") from error
     if compat.is_array_adapter(adapter):
         arrays = compat.to_sliceable(compat.array_adapter_inputs(adapter))
         if _dense(arrays):
@@ -135,22 +140,30 @@ class Source:
         element_spec: The `tf.TypeSpec` nest of `(rows, batch)`.
         can_seek: Whether an epoch can start at any batch without reading those before.
         is_counted: Whether an iterator is known to hold `num_batches` batches, or never to end.
+        one_pass: Whether the data can be read once only, as a generator.
     """
 
     num_batches = None
     can_seek = False
     _dataset = None
     is_counted = False
+    one_pass = False
 
     def iterator(self, epoch, start=0):
         """Returns a `tf.data` iterator over the batches of `epoch`, from batch `start` on."""
         raise NotImplementedError
 
-    def keep_first(self, count):
-        """Makes an epoch of the first `count` batches, read once and the same in every epoch."""
+    def keep_first(self, count, repeat=False):
+        """Makes an epoch of the first `count` batches, read once and the same in every epoch.
+
+        Args:
+            count: How many batches.
+            repeat: Whether they come again and again, for epochs of more steps.
+        """
         dataset = self._dataset.take(count).cache()
-        self.num_batches = sum(1 for _ in dataset)
-        self._dataset = dataset
+        found = sum(1 for _ in dataset)
+        self.num_batches = None if repeat else found
+        self._dataset = dataset.repeat() if repeat else dataset
 
     def describe(self, plan):
         """Returns the lines that `print(trainer.plan)` shows about the batches."""
@@ -251,7 +264,9 @@ class ArraySource(Source):
             self._order.assign(self.order(epoch))
             self._epoch = epoch
         dataset = self._dataset
-        if start:
+        if start and self.num_batches is None:
+            dataset = dataset.skip(start)
+        elif start:
             remaining = tf.data.Dataset.range(start, self.num_batches)
             dataset = remaining.map(
                 self._read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -286,6 +301,7 @@ class AdapterSource(Source):
     def __init__(self, adapter, shard):
         self._adapter = adapter
         self.num_batches = adapter.num_batches
+        self.one_pass = compat.is_generator_adapter(adapter)
         self._shard = shard
         self._dataset = _shared(adapter.get_tf_dataset(), shard)
         self.element_spec = self._dataset.element_spec
@@ -301,9 +317,10 @@ class AdapterSource(Source):
         self._fresh = False
         return iter(_prefetched(dataset.skip(start) if start else dataset))
 
-    def keep_first(self, count):
+    def keep_first(self, count, repeat=False):
         self.on_epoch_begin()
-        super().keep_first(count)
+        super().keep_first(count, repeat)
+        self.one_pass = False
         self.on_epoch_end()
         self._kept = True  # nothing is read from the adapter any more
 

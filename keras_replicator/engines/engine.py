@@ -14,12 +14,14 @@ class Engine(abc.ABC):
         num_replicas: Replicas that take part in one update.
         shard: The replicas that this worker drives (`data.split.Shard`).
         strategy: The `tf.distribute.Strategy`, or None where there is none.
+        makes_anew: Whether models, optimizers and metrics must be made in the engine's scope.
     """
 
     num_replicas = 1
     num_workers = 1
     shard = None
     strategy = None
+    makes_anew = False
 
     @abc.abstractmethod
     def scope(self):
@@ -28,6 +30,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def cross_replica(self):
         """Context in which distributed variables are read and changed as a whole."""
+
+    @abc.abstractmethod
+    def owns(self, variable):
+        """Whether a Keras variable was made in the engine's scope."""
 
     @abc.abstractmethod
     def build(self, step, element_spec, window=None):

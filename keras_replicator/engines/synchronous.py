@@ -10,7 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_replicator import compat, replica, workers
-from keras_replicator.data.rows import at_least_one, count_rows, drop_optionals, slice_rows
+from keras_replicator.data.rows import (
+    at_least_one,
+    check_equal_rows,
+    count_rows,
+    drop_optionals,
+    slice_rows,
+)
 from keras_replicator.data.split import Shard
 from keras_replicator.engines.engine import Engine
 from keras_replicator.engines.loops import Loop
@@ -36,12 +42,21 @@ class SynchronousEngine(Engine):
         self.num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         count = self.num_replicas // num_workers
         self.shard = Shard(worker * count, count, self.num_replicas)
+        self.makes_anew = self.num_replicas > 1
         self.sync_batch_norm = False
         self._runs = {}
         self._calls = 0
 
     @contextlib.contextmanager
     def scope(self):
+        outer = tf.distribute.get_strategy() if tf.distribute.has_strategy() else self.strategy
+        if outer is not self.strategy:
+            raise RuntimeError(
+                "The trainer was used inside of the scope of another strategy. Leave the scope "
+                "(the trainer enters its own), or pass that strategy: "
+                "ReplicatedTrainer(model, strategy=strategy). "
+                f"Received: the scope of a {type(outer).__name__}"
+            )
         with self._placement():
             if self.strategy is None or tf.distribute.get_strategy() is self.strategy:
                 yield
@@ -122,6 +137,9 @@ class SynchronousEngine(Engine):
 
     # --------------------------------------------------------------------------- the interface
 
+    def owns(self, variable):
+        return not self.makes_anew or compat.strategy_of(variable) is self.strategy
+
     def build(self, step, element_spec, window=None):
         def trace(element):
             rows, batch = element
@@ -152,6 +170,7 @@ class SynchronousEngine(Engine):
             else tf.nest.map_structure(tf.convert_to_tensor, value)
             for value, own in zip(inputs, per_replica)
         ]
+        check_equal_rows([value for value, own in zip(plain, per_replica) if not own])
         key = (fn, tuple(per_replica), run_eagerly)
         if key not in self._runs:
             self._runs[key] = self._make_run(fn, per_replica, run_eagerly)

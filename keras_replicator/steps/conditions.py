@@ -1,5 +1,7 @@
 """An update under a condition of a tensor: `tf.cond(step % 2 == 0, apply, nothing)`.
 
+`keras.ops.cond` is the same.
+
 Replicas cannot meet inside of a branch. Where a branch holds an update, both branches are
 therefore traced in line: the gradients are always reduced, and only the assignments depend on the
 condition. Branches without an update stay what they are, and any other collective in a branch
@@ -8,7 +10,7 @@ is an error.
 
 import tensorflow as tf
 
-from keras_replicator import replica
+from keras_replicator import compat, replica
 
 
 class UpdateInBranch(RuntimeError):
@@ -19,13 +21,22 @@ _original_cond = tf.cond
 
 
 def _cond(pred, true_fn=None, false_fn=None, name=None):
+    return _conditional(_original_cond, pred, true_fn, false_fn, name)
+
+
+@compat.around("keras_cond")
+def _keras_cond(original, pred, true_fn, false_fn):
+    return _conditional(original, pred, true_fn, false_fn)
+
+
+def _conditional(original, pred, true_fn, false_fn, *name):
     current = replica.current()
     if current is None or not current.distributed or current.building or tf.executing_eagerly():
-        return _original_cond(pred, true_fn, false_fn, name)
+        return original(pred, true_fn, false_fn, *name)
     outer = current.branch
     current.branch = True
     try:
-        return _original_cond(pred, true_fn, false_fn, name)
+        return original(pred, true_fn, false_fn, *name)
     except UpdateInBranch:
         pass
     finally:

@@ -56,7 +56,7 @@ class StepLogs:
             if isinstance(value, keras.metrics.Metric):
                 self.metrics[name] = value
             else:
-                sums[name] = _sum_and_weight(value, current)
+                sums[name] = _sum_and_weight(name, value, current)
         return sums
 
     def add(self, sums):
@@ -71,7 +71,9 @@ class StepLogs:
             self._totals[name].assign_add(value)
 
     def reset(self):
-        """Forgets what was added up."""
+        """Forgets what was added up, metrics that belong to no model included."""
+        for metric in self.metrics.values():
+            metric.reset_state()
         self._restored = {}
         for total in self._totals.values():
             total.assign(tf.zeros((2,), tf.float64))
@@ -112,13 +114,29 @@ def _flat(logs):
     return flat
 
 
-def _sum_and_weight(value, current):
+def _numbers(name, value):
+    """Returns a log as float64."""
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        tensor = None
+    if tensor is None or not (
+        tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
+    ):
+        raise TypeError(
+            f"The log '{name}' is no number. A step returns metrics, scalars, tensors with one "
+            f"entry per row, or kr.replica.Sum(x). Received: {name}={value!r}"
+        )
+    return tf.cast(tensor, tf.float64)
+
+
+def _sum_and_weight(name, value, current):
     """Returns [sum, weight]; a weight of -1 marks values that are added up."""
     if isinstance(value, replica.Sum):
-        total = current.own(tf.reduce_sum(tf.cast(value.value, tf.float64)))
+        total = current.own(tf.reduce_sum(_numbers(name, value.value)))
         # A negative weight never cancels: totals of weights only add up.
         return tf.stack([total, tf.constant(-1.0, tf.float64)])
-    value = tf.cast(tf.convert_to_tensor(value), tf.float64)
+    value = _numbers(name, value)
     rows = (
         tf.constant(1.0, tf.float64) if current.rows is None else tf.cast(current.rows, tf.float64)
     )

@@ -6,7 +6,8 @@ rows already has that property. What needs the other replicas is rewritten here:
 
 * masks and `mean_with_sample_weight` divide by a *global* count or sum of weights;
 * `sum` and no reduction add up over replicas, so the local sum is divided by the share of rows;
-* a loss that returns a scalar has looked at its whole batch, so it gets the global batch.
+* a loss that returns a scalar has looked at its whole batch, so it gets the global batch;
+* so does Keras' Circle, which compares each row with all others.
 """
 
 import functools
@@ -15,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_replicator import compat, replica
+from keras_replicator.data.split import boundary
 
 _LOCAL_MEAN = "_keras_replicator_local_mean"
 
@@ -67,10 +69,25 @@ def _keep_unscaled(original, value):
 
 @compat.around("build_losses")
 def _build_exact(original, compile_loss, y_true, y_pred):
+    if replica.current() is not None and not keras.tree.is_nested(y_pred):
+        _check_single(compat.user_loss(compile_loss), compile_loss.output_names)
     original(compile_loss, y_true, y_pred)
     compat.replace_flat_losses(
         compile_loss, lambda loss: loss if isinstance(loss, ExactLoss) else ExactLoss(loss)
     )
+
+
+def _check_single(loss, output_names):
+    """Raises `ValueError` where a model with one output was given another number of losses."""
+    names = list(output_names or ())
+    output = f"one output ({names[0]!r})" if names else "one output"
+    if isinstance(loss, (list, tuple)) and len(loss) != 1:
+        received = f"{len(loss)} losses"
+    elif isinstance(loss, dict) and set(loss) != set(names):
+        received = f"losses for {sorted(loss)}"
+    else:
+        return
+    raise ValueError(f"The model has {output}, so `loss` must be one loss. Received: {received}")
 
 
 @compat.around_activity_regularizers
@@ -112,13 +129,20 @@ class ExactLoss:
             return self.loss(y_true, y_pred, sample_weight)
         if type(self.loss).__call__ is not compat.base_loss_call():
             return self._on_global_batch(y_true, y_pred, sample_weight)
-        convert = functools.partial(keras.ops.convert_to_tensor, dtype=self.loss.dtype)
-        values = self.loss.call(
-            keras.tree.map_structure(convert, y_true), keras.tree.map_structure(convert, y_pred)
-        )
+        if _compares_rows(self.loss) and current.rows is not None:
+            everything = replica.all_gather((y_true, y_pred), axis=0)
+            begin = boundary(current.total_rows, current.index, current.num_replicas)
+            values = self._per_row(*everything)[begin : begin + current.rows]
+        else:
+            values = self._per_row(y_true, y_pred)
         if values.shape.rank == 0:
             return self._on_global_batch(y_true, y_pred, sample_weight)
         return _reduce(values, sample_weight, _mask(y_pred, values), self.loss.reduction, current)
+
+    def _per_row(self, y_true, y_pred):
+        """The loss before its reduction, of inputs in the loss's dtype."""
+        convert = functools.partial(keras.ops.convert_to_tensor, dtype=self.loss.dtype)
+        return self.loss.call(*keras.tree.map_structure(convert, (y_true, y_pred)))
 
     def _on_global_batch(self, y_true, y_pred, sample_weight):
         """Every replica computes the same loss on the rows of all replicas."""
@@ -140,6 +164,11 @@ class ExactLoss:
                 f"Received: y_true={y_true}, y_pred={y_pred}"
             ) from error
         return self.loss(rows[0], rows[1], sample_weight)
+
+
+def _compares_rows(loss):
+    """Whether a loss gives one value per row, which depends on the batch's other rows."""
+    return compat.is_wrapped_function(loss) is keras.losses.circle
 
 
 def _mask(y_pred, values):

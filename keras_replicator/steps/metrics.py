@@ -38,10 +38,11 @@ def on_global_batch(metric):
     return metric
 
 
-def copy_mark(source, target):
-    """Carries the mark of `on_global_batch` over to a copy of the metric."""
-    if getattr(source, _GLOBAL_BATCH, False):
-        setattr(target, _GLOBAL_BATCH, True)
+def forget_preparation(metric):
+    """Undoes `prepare` on the copy of a metric, whose wrappers are those of the original."""
+    if vars(metric).pop(_PREPARED, False):
+        for name in ("result", "update_state"):
+            vars(metric).pop(name, None)
 
 
 def needs_global_batch(metric):
@@ -106,7 +107,11 @@ def _update_with_all_rows(metric):
                 "inputs cannot be gathered (strings, ragged and sparse tensors cannot). Give it "
                 f"dense numbers. Received: {args} {kwargs}"
             ) from error
-        return original(*args, **kwargs)
+        current.whole_batch = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            current.whole_batch = False
 
     metric.update_state = update_state
 
@@ -129,6 +134,8 @@ def _weigh_scalars(original, metric, values, sample_weight=None):
     """A scalar is a mean over this replica's rows: it counts with their share."""
     current = replica.current()
     if current is None or not current.distributed or current.building or current.rows is None:
+        return original(metric, values, sample_weight)
+    if current.whole_batch:
         return original(metric, values, sample_weight)
     if not isinstance(values, tf.Tensor):
         values = tf.convert_to_tensor(values, tf.as_dtype(metric.dtype))

@@ -14,9 +14,9 @@ from keras_replicator import compat, replica
 @compat.around("moments")
 def _moments_over_replicas(original, layer, inputs, mask):
     current = replica.current()
-    if current is None or not current.distributed or current.building:
+    if current is None or not (current.sync_batch_norm or layer.synchronized):
         return original(layer, inputs, mask)
-    if not (current.sync_batch_norm or layer.synchronized):
+    if not current.distributed and not current.building:
         return original(layer, inputs, mask)
     axes = [axis for axis in range(inputs.shape.rank) if axis != layer.axis % inputs.shape.rank]
     weights = tf.ones_like(inputs)
@@ -57,4 +57,6 @@ def average_statistics(model_variables):
         [tf.math.multiply_no_nan(copy.read_value(), current.weight(copy.dtype)) for copy in copies]
     )
     for copy, average in zip(copies, averages):
+        if current.total_rows is not None:  # a global batch without rows moves no statistic
+            average = tf.where(current.total_rows > 0, average, copy)
         copy.assign(average)

@@ -6,8 +6,6 @@ here the whole gradient is reduced at the entrance of `apply`, and everything be
 one device, on each replica's own copy of the variables.
 """
 
-import contextlib
-
 import keras
 import tensorflow as tf
 
@@ -26,45 +24,48 @@ class GradientWindow:
     def __init__(self, steps, scope):
         self.steps = steps
         self.scope = scope
-        self.slots = {}  # id of the optimizer -> (optimizer, variables, accumulators)
+        self.slots = {}  # id of the optimizer -> (optimizer, {id: (variable, accumulator)})
         self.rows = None
 
     def variables(self):
         """Returns every variable of the window, in a fixed order."""
         found = [] if self.rows is None else [self.rows]
-        for _, _, accumulators in self.slots.values():
-            found.extend(accumulators)
+        for _, slots in self.slots.values():
+            found.extend(accumulator for _, accumulator in slots.values())
         return found
 
-    def prepare(self, optimizer, variables):
-        """Makes the accumulators of an optimizer once."""
-        if id(optimizer) in self.slots:
+    def prepare(self, optimizer, gradients, variables):
+        """Makes an accumulator once for each variable that has a gradient."""
+        _, slots = self.slots.setdefault(id(optimizer), (optimizer, {}))
+        missing = [
+            variable
+            for gradient, variable in zip(gradients, variables)
+            if gradient is not None and id(variable) not in slots
+        ]
+        if self.rows is not None and not missing:
             return
         with tf.init_scope(), self.scope():
             if self.rows is None:
                 self.rows = keras.Variable(0.0, trainable=False, name="accumulated_rows")
-            accumulators = [
-                keras.Variable(
+            for variable in missing:
+                accumulator = keras.Variable(
                     tf.zeros(variable.shape, variable.dtype),
                     trainable=False,
                     name=f"accumulated_{variable.name}",
                 )
-                for variable in variables
-            ]
-        self.slots[id(optimizer)] = (optimizer, list(variables), accumulators)
+                slots[id(variable)] = (variable, accumulator)
 
     def add(self, optimizer, gradients, variables):
         """Adds local gradients, weighted by this replica's rows."""
         current = replica.current()
-        self.prepare(optimizer, variables)
-        _, known, accumulators = self.slots[id(optimizer)]
-        by_variable = {id(v): a for v, a in zip(known, accumulators)}
+        self.prepare(optimizer, gradients, variables)
+        _, slots = self.slots[id(optimizer)]
         rows = tf.cast(current.rows, tf.float32)
         for gradient, variable in zip(gradients, variables):
             if gradient is None:
                 continue
             gradient = tf.convert_to_tensor(gradient)
-            accumulator = by_variable[id(variable)]
+            _, accumulator = slots[id(variable)]
             accumulator.assign(
                 accumulator + tf.math.multiply_no_nan(gradient, tf.cast(rows, gradient.dtype))
             )
@@ -76,7 +77,10 @@ class GradientWindow:
     def close(self):
         """Reduces what was collected, updates, and starts an empty window."""
         current = replica.current()
-        for optimizer, variables, accumulators in self.slots.values():
+        for optimizer, slots in self.slots.values():
+            if not slots:
+                continue
+            variables, accumulators = zip(*slots.values())
             means = [
                 tf.math.divide_no_nan(
                     compat.local_copy(a).read_value(),
@@ -84,7 +88,7 @@ class GradientWindow:
                 )
                 for a in accumulators
             ]
-            _update(optimizer, current.reduce_sum(means), variables)
+            _update(optimizer, current.reduce_sum(means), list(variables))
             for accumulator in accumulators:
                 accumulator.assign(tf.zeros_like(compat.local_copy(accumulator)))
         self.rows.assign(0.0)
@@ -100,10 +104,9 @@ def _apply(original, optimizer, grads, trainable_variables=None):
     )
     if current.building:
         if not optimizer.built:
-            with tf.init_scope():
-                optimizer.build(variables)
+            _build(optimizer, variables)
         if current.window is not None:
-            current.window.prepare(optimizer, variables)
+            current.window.prepare(optimizer, grads, variables)
         return None
     _check_reducible(optimizer, variables, current)
     if current.window is not None:
@@ -111,6 +114,15 @@ def _apply(original, optimizer, grads, trainable_variables=None):
         return None
     _update(optimizer, _average(grads, current), variables)
     return None
+
+
+def _build(optimizer, variables):
+    """Makes the slots; an optimizer that was made outside of the scope moves into it before."""
+    with tf.init_scope():
+        iterations = compat.iterations_of(optimizer)
+        if compat.scope_has_copies() and not compat.is_distributed(iterations):
+            compat.move_optimizer_to_scope(optimizer)
+        optimizer.build(variables)
 
 
 compat.around("apply")(_apply)
@@ -123,21 +135,9 @@ def _update(optimizer, gradients, variables):
     gradient_norms.note(optimizer, gradients)
     current.applying = True
     try:
-        with _without_own_accumulation(optimizer):
-            optimizer.apply(gradients, variables)
+        optimizer.apply(gradients, variables)
     finally:
         current.applying = False
-
-
-@contextlib.contextmanager
-def _without_own_accumulation(optimizer):
-    """Keras' accumulation averages batches, not rows, and cannot be reduced under a condition."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    steps, inner.gradient_accumulation_steps = inner.gradient_accumulation_steps, None
-    try:
-        yield
-    finally:
-        inner.gradient_accumulation_steps = steps
 
 
 def _average(gradients, current):
@@ -164,7 +164,14 @@ def _weigh(gradient, weight):
 def _check_reducible(optimizer, variables, current):
     if not current.distributed:
         return
-    owned = {f"optimizer '{optimizer.name}'": optimizer.iterations}
+    if compat.accumulation_of(optimizer) > 1:
+        raise ValueError(
+            f"The optimizer '{optimizer.name}' accumulates gradients, which the trainer does for "
+            "it. Pass it to trainer.compile(...), or set `gradient_accumulation_steps` there. "
+            f"Received: gradient_accumulation_steps={compat.accumulation_of(optimizer)} on the "
+            "optimizer"
+        )
+    owned = {f"optimizer '{optimizer.name}'": compat.iterations_of(optimizer)}
     owned.update({f"variable '{variable.name}'": variable for variable in variables})
     for name, variable in owned.items():
         if not compat.is_distributed(variable):

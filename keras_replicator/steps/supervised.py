@@ -21,12 +21,19 @@ def train_step(model, batch, jit_compile=False):
         jit_compile: Whether XLA compiles forward and backward pass.
     """
     x, y, sample_weight = compat.unpack(batch)
+    _check_targets(model, y)
+    if model.optimizer is None:
+        raise ValueError(
+            "The built-in step has no optimizer. Pass one to compile, such as "
+            "compile(optimizer='adam', loss=…); a dict of optimizers is for steps of your own "
+            "(`train_step=`). Received: optimizer=None"
+        )
 
     def forward_and_backward():
         with tf.GradientTape() as tape:
             y_pred = compat.call_model(model, x, training=True)
             loss = compat.compute_loss(model, x, y, y_pred, sample_weight, training=True)
-            scaled = loss if model.optimizer is None else model.optimizer.scale_loss(loss)
+            scaled = model.optimizer.scale_loss(loss)
         weights = model.trainable_weights  # an unbuilt model has them from here on
         return y_pred, loss, tape.gradient(scaled, weights) if weights else []
 
@@ -51,6 +58,7 @@ def train_step(model, batch, jit_compile=False):
 def test_step(model, batch):
     """One forward pass and metric states."""
     x, y, sample_weight = compat.unpack(batch)
+    _check_targets(model, y)
     y_pred = compat.call_model(model, x, training=False)
     loss = compat.compute_loss(model, x, y, y_pred, sample_weight, training=False)
     track_loss(model, x, loss)
@@ -61,6 +69,16 @@ def predict_step(model, batch):
     """One forward pass; returns the outputs."""
     x, _, _ = compat.unpack(batch)
     return compat.call_model(model, x, training=False)
+
+
+def _check_targets(model, y):
+    own = compat.overridden(model, "compute_loss")
+    if y is None and compat.compile_loss(model) is not None and not own:
+        raise ValueError(
+            "The loss compares targets with predictions, and the data hold no targets. Pass `y`, "
+            "or a data set of (x, y); without `loss` in compile() the values of add_loss are "
+            "trained alone. Received: y=None"
+        )
 
 
 def track_loss(model, x, loss):

@@ -18,14 +18,32 @@ def _assign_local_copy(original, variable, value):
     if current is None:
         return original(variable, value)
     current.assigned[id(variable)] = variable
+    if current.building:
+        _bring_into_scope(variable)
+        if tf.executing_eagerly():
+            return None  # nothing is updated
     if not current.distributed or current.building:
         return original(variable, value)
     copy = compat.local_copy(variable)
     value = tf.cast(value, copy.dtype)
     if current.rows is not None and not current.applying and compat.is_summed_on_read(variable):
         value = tf.where(current.rows > 0, value, copy)  # no rows, no metric
+    elif current.total_rows is not None and not current.applying and copy.dtype.is_floating:
+        value = tf.where(current.total_rows > 0, value, copy)  # no rows at all, no statistic
     copy.assign(conditions.selected(current, value, copy))
     return None
+
+
+def _bring_into_scope(variable):
+    """A variable that was made outside of the trainer gets a copy for each replica.
+
+    All trainers share the state of Keras' global seed generator, which stays where it is.
+    """
+    if variable is compat.global_seed_state():
+        return
+    with tf.init_scope():
+        if compat.scope_has_copies() and not compat.is_distributed(variable):
+            compat.move_to_scope(variable)
 
 
 @compat.around("initialize")

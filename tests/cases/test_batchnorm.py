@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tests.helpers import (
     arrays,
     assert_as_one_device,
     assert_close,
+    assert_same_run,
     column,
     compiled,
     compiled_trainer,
     normal,
+    on_one_device,
+    on_replicas,
     sequential,
 )
 
@@ -94,3 +98,35 @@ def test_c43_trained_statistics_read_alike_everywhere():
     assert_close(trainer.evaluate(x, y, batch_size=8, verbose=0), expected)
     expected = alone.predict(x, batch_size=8, verbose=0)
     assert_close(trainer.predict(x, batch_size=8, verbose=0), expected)
+
+
+def test_layer_that_asks_for_global_statistics():
+    """`BatchNormalization(synchronized=True)` on the layer alone."""
+
+    def build(**options):
+        normalization = layers.BatchNormalization(**options)
+        return sequential((3,), layers.Dense(4, use_bias=False), normalization, layers.Dense(1))
+
+    data = arrays(normal(7, 3), normal(7, 1))
+    fit = {"batch_size": 4, "epochs": 2}
+    expected = on_one_device(
+        build, compiled("SGD", 0.1), data, weights := build().get_weights(), **fit
+    )
+    actual = on_replicas(
+        2, lambda: build(synchronized=True), compiled("SGD", 0.1), data, weights, **fit
+    )
+    assert_same_run(actual, expected)
+
+
+def test_global_batch_without_rows_moves_no_statistic():
+    """A data set may hold an empty batch."""
+
+    def batches():
+        for rows in ([0, 0, 10, 10], [], [0, 0, 10, 10]):
+            yield column(*rows), column(*rows)
+
+    spec = tf.TensorSpec((None, 1))
+    data = tf.data.Dataset.from_generator(batches, output_signature=(spec, spec))
+    trainer = compiled_trainer(forgetful, learning_rate=0.0)
+    trainer.fit(data, verbose=0)
+    assert float(trainer.model.layers[0].moving_mean[0]) == pytest.approx(5.0)

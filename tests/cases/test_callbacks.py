@@ -1,6 +1,7 @@
 """Cases of Keras' own callbacks, used unchanged."""
 
 import csv
+import json
 
 import keras
 import numpy as np
@@ -265,6 +266,37 @@ def test_k09_stop_training_in_an_epoch():
     assert first_weight(model) == pytest.approx(0.488, rel=1e-5)
     assert_close(model.get_weights(), alone.get_weights(), what="weights")
     assert_close(history, expected, what="history")
+
+
+class StopsIn(callbacks.Callback):
+    """Sets the stop flag in the second call of one hook."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.calls = 0
+        setattr(self, hook, self.count)
+
+    def count(self, *arguments, logs=None):
+        self.calls += 1
+        if self.calls == 2:
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
+def test_stop_training_between_batches(hook):
+    """An epoch that has begun makes one step, as in Keras."""
+    (alone, expected, (_, before)), (model, history, (_, after)) = fit_both(
+        ones(8), ones(8), lambda: [StopsIn(hook), Notes()], batch_size=2, epochs=4
+    )
+    assert after.calls == before.calls
+    assert_close(history, expected, what="history")
+    assert_close(model.get_weights(), alone.get_weights(), what="weights")
+
+
+def test_parameters_of_the_history():
+    """What fit returns holds Keras' parameters and nothing else: it can be written as JSON."""
+    history = compiled_trainer(toy).fit(ones(8), ones(8), batch_size=2, epochs=2, verbose=0)
+    assert json.loads(json.dumps(history.params)) == {"verbose": 0, "epochs": 2, "steps": 4}
 
 
 class Interrupts(callbacks.Callback):

@@ -578,3 +578,71 @@ def test_r12_map_reduce(op, right):
         return kr.replica.map_reduce(items, lambda item: item * item, op=op)
 
     assert [float(output) for output in trainer.run(reduce)] == [right] * 3
+
+
+def test_metric_and_optimizer_from_outside():
+    """A step may use a metric and an optimizer that were made before the trainer."""
+    mean, optimizer = keras.metrics.Mean(name="mean"), keras.optimizers.Adam(0.05)
+
+    def step(model, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(y - model(x, training=True)))
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        mean.update_state(y[:, 0])
+        return {"loss": loss, "mean": mean.result(), "same": mean}
+
+    x, y = regression(7)
+    alone = network()
+    trainer = trainer_of(network, 3, alone.get_weights(), train_step=step)
+    alone.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse")
+    expected = alone.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    history = fit_in_order(trainer, x, y, batch_size=4, epochs=2)
+    assert_close(history["loss"], expected["loss"])
+    assert_close(history["mean"], [y.mean()] * 2)
+    assert_close(history["same"], [y.mean()] * 2)
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+    assert int(optimizer.iterations) == 4
+
+
+def test_eager_step_that_reads_values():
+    """tensorflow#51900: with run_eagerly=True a step may call `numpy()`, as in Keras."""
+
+    def step(model, batch):
+        logs = regression_step(model, batch)
+        return {"loss": float(logs["loss"].numpy())}
+
+    x, y = regression(7)
+    alone = network()
+    trainer = kr.ReplicatedTrainer(network, devices=cpus(2), train_step=step)
+    trainer.model.set_weights(alone.get_weights())
+    trainer.compile(optimizer=keras.optimizers.SGD(0.1), run_eagerly=True)
+    alone.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    expected = alone.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
+    assert_close(fit_in_order(trainer, x, y, batch_size=4), {"loss": expected["loss"]})
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+
+
+def test_optimizers_of_a_subclass_by_its_own_arguments():
+    """The names are those of the subclass's `compile`; Keras' default is not among them."""
+
+    class Two(keras.Model):
+        def compile(self, first, second):
+            super().compile()
+            self.first, self.second = first, second
+
+        def train_step(self, batch):
+            return {}
+
+    trainer = kr.ReplicatedTrainer(Two, devices=cpus(2))
+    trainer.compile(first=keras.optimizers.SGD(), second=keras.optimizers.Adam())
+    assert list(trainer.optimizers) == ["first", "second"]
+    assert trainer.optimizers["first"] is trainer.model.first
+
+
+def test_minimum_and_maximum_of_booleans():
+    trainer = kr.ReplicatedTrainer(toy, devices=cpus(2))
+    first = lambda: tf.equal(kr.replica.replica_id(), 0)  # noqa: E731
+    outputs = trainer.run(lambda: (kr.replica.all_min(first()), kr.replica.all_max(first())))
+    assert [tuple(map(bool, pair)) for pair in outputs] == [(False, True)] * 2

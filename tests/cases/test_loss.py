@@ -302,3 +302,20 @@ def test_s14_masks_of_very_different_lengths():
         batch_size=8,
         epochs=3,
     )
+
+
+@pytest.mark.parametrize("reduction", ["mean_with_sample_weight", "none"])
+def test_circle_loss_compares_all_rows(reduction):
+    """Circle gives one value per row that depends on all other rows of the batch."""
+    labels = (np.arange(9) % 3).astype("int32")
+    weights = None if reduction == "none" else np.arange(9) % 4
+    assert_as_one_device(
+        lambda: network(outputs=4),
+        lambda: {
+            "optimizer": keras.optimizers.SGD(0.001),
+            "loss": losses.Circle(reduction=reduction),
+        },
+        arrays(normal(9, 3), labels, weights),
+        replicas=3,
+        batch_size=7,
+    )

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_replicator as kr
 from tests.helpers import (
     IntersectionOverUnion,
     RowCounter,
@@ -247,3 +248,98 @@ def test_c30_evaluate_as_list_and_as_dict():
     named = trainer.evaluate(x, y, batch_size=4, verbose=0, return_dict=True)
     assert_close(listed, alone.evaluate(x, y, batch_size=4, verbose=0))
     assert dict(zip(["loss", "mae"], listed, strict=True)) == named
+
+
+class Spread(keras.metrics.Metric):
+    """Many states, a constructor with an argument of its own, and no `get_config`."""
+
+    def __init__(self, power, name="spread"):
+        super().__init__(name=name)
+        self.power = power
+        self.rows = self.add_weight(dtype="int64", initializer="zeros")
+        self.low = self.add_weight(initializer=keras.initializers.Constant(1e9))
+        self.high = self.add_weight(initializer=keras.initializers.Constant(-1e9))
+        self.last = self.add_weight(shape=(2,), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.rows.assign_add(ops.cast(ops.shape(y_pred)[0], "int64"))
+        self.low.assign(ops.minimum(self.low, ops.min(y_pred)))
+        self.high.assign(ops.maximum(self.high, ops.max(y_pred)))
+        self.last.assign(ops.stack([ops.min(y_true), ops.max(y_true)]))
+
+    def result(self):
+        return {
+            "rows": ops.cast(self.rows, "float32"),
+            "range": (self.high - self.low) ** self.power,
+            "last": ops.sum(self.last),
+        }
+
+    def reset_state(self):
+        self.rows.assign(0)
+        self.low.assign(1e9)
+        self.high.assign(-1e9)
+        self.last.assign([0.0, 0.0])
+
+
+class ScaledError(keras.metrics.MeanMetricWrapper):
+    """Wraps a function in a class that cannot be made from its config."""
+
+    def __init__(self, name="scaled"):
+        super().__init__(scaled_error, name=name, scale=3.0)
+
+
+def scaled_error(y, p, scale=1.0):
+    return scale * ops.abs(y - p)
+
+
+def largest_prediction(y, p):
+    """A function that returns a scalar: one value for each batch."""
+    return ops.max(p)
+
+
+def test_metrics_of_the_user_without_config():
+    """tensorflow#37561: classes and functions as users write them; some replicas have no rows."""
+    assert_evaluations_as_one_device(
+        network,
+        lambda: {
+            "optimizer": keras.optimizers.SGD(0.1),
+            "loss": "mse",
+            "metrics": [
+                Spread(2.0),
+                ScaledError(),
+                keras.metrics.MeanMetricWrapper(scaled_error, name="wrapped", scale=2.0),
+                largest_prediction,
+            ],
+        },
+        *regression(9),
+        replicas=3,
+        batch_size=7,
+        epochs=2,
+    )
+
+
+def test_39268_function_of_the_whole_batch():
+    """tensorflow#39268: kr.on_global_batch of a function that returns a scalar."""
+
+    def ratio(y, p):
+        return ops.max(y) / (1 + ops.max(ops.abs(p)))
+
+    data, options = regression(9), {"optimizer": keras.optimizers.SGD(0.0), "loss": "mse"}
+    alone = network()
+    alone.compile(**options, metrics=[ratio])
+    trainer = compiled_trainer(network, 3, learning_rate=0.0, metrics=[kr.on_global_batch(ratio)])
+    trainer.model.set_weights(alone.get_weights())
+    expected = evaluate_twice_and_fit(alone, *data, batch_size=7)
+    assert_close(evaluate_twice_and_fit(trainer, *data, batch_size=7), expected)
+
+
+def test_metric_object_of_the_user_has_the_result():
+    """Whoever holds the metric that was passed reads the value over all rows from it."""
+    metric, seen = keras.metrics.MeanAbsoluteError(name="mae"), []
+    trainer = compiled_trainer(network, 2, metrics=[metric])
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append((float(metric.result()), logs["mae"]))
+    )
+    trainer.fit(*regression(7), batch_size=4, verbose=0, callbacks=[note])
+    assert seen[0][0] == pytest.approx(seen[0][1], rel=1e-6)
+    assert seen[0][0] > 0

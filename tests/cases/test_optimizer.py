@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, optimizers
 
+import keras_replicator as kr
 from tests.helpers import (
     arrays,
     assert_as_one_device,
@@ -14,6 +15,7 @@ from tests.helpers import (
     column,
     compiled,
     compiled_trainer,
+    cpus,
     first_weight,
     fit_toy,
     network,
@@ -374,3 +376,111 @@ def test_b61_memory_is_flat():
     megabytes = json.loads(finished.stdout.splitlines()[-1])
     growth = np.mean(megabytes[32:40]) - np.mean(megabytes[16:24])
     assert growth / 16 < 1.0
+
+
+# What the user set on the optimizer
+
+
+def accumulated(optimizer, replicas=2, build=network, loss="mse", batch_size=4, **compile_more):
+    """A trainer after two epochs on 16 rows, and plain Keras with batches twice as large."""
+    x, y = regression(16)
+    y = [y, y] if isinstance(loss, list) else y
+    alone = build()
+    trainer = compiled_trainer(
+        build, replicas, optimizer=optimizer(True), loss=loss, **compile_more
+    )
+    trainer.model.set_weights(alone.get_weights())
+    alone.compile(optimizer=optimizer(False), loss=loss)
+    for subject, rows in ((alone, 2 * batch_size), (trainer, batch_size)):
+        subject.fit(x, y, batch_size=rows, epochs=2, shuffle=False, verbose=0)
+    return trainer, alone
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_accumulation_set_on_the_optimizer(replicas):
+    """keras#17429: `gradient_accumulation_steps` of the optimizer; iterations count updates."""
+
+    def make(own):
+        schedule = optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.5)
+        return optimizers.Adam(schedule, gradient_accumulation_steps=2 if own else None)
+
+    trainer, alone = accumulated(make, replicas)
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+    assert int(trainer.optimizers["optimizer"].iterations) == 4
+    # The optimizer of a trainer still accumulates when it is compiled again.
+    trainer.compile(trainer.optimizers["optimizer"], "mse")
+    trainer.fit(*regression(16), batch_size=4, verbose=0)
+    assert int(trainer.optimizers["optimizer"].iterations) == 6
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_accumulation_leaves_weights_without_gradient():
+    """Weight decay does not touch weights that the loss does not reach, as on one device."""
+
+    def build():
+        x = keras.Input((3,))
+        return keras.Model(x, [layers.Dense(1)(x), layers.Dense(1, name="unused")(x)])
+
+    trainer, alone = accumulated(
+        lambda own: optimizers.AdamW(0.1, weight_decay=0.5),
+        build=build,
+        loss=["mse", None],
+        gradient_accumulation_steps=2,
+    )
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+
+
+def test_16201_weights_excluded_from_decay_by_name():
+    """keras#16201: `exclude_from_weight_decay(var_names=…)` before the optimizer is passed on."""
+
+    def compile_options():
+        optimizer = optimizers.AdamW(0.01, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return {"optimizer": optimizer, "loss": "mse"}
+
+    assert_as_one_device(
+        lambda: network(bias_initializer="ones"), compile_options, arrays(*regression(8)), epochs=2
+    )
+
+
+def test_16201_weights_excluded_from_decay_by_variable():
+    """keras#16201: `var_list` names weights of the model object that is passed."""
+    weights, trained = network().get_weights(), []
+    for replicas in (None, 2):
+        model = network()
+        model.set_weights(weights)
+        optimizer = optimizers.SGD(0.01, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+        subject = model if replicas is None else kr.ReplicatedTrainer(model, devices=cpus(2))
+        subject.compile(optimizer=optimizer, loss="mse")
+        subject.fit(*regression(8), verbose=0)
+        trained.append(model.get_weights())
+    assert_close(trained[1], trained[0])
+
+
+def test_optimizer_of_the_user_stays_its_own():
+    """An optimizer that was made outside is the trained one: its rate can be set, its steps read.
+
+    Neither its rate, a function, nor a schedule without a config can be written down.
+    """
+
+    class Halving(optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 * 0.5 ** keras.ops.cast(step, "float32")
+
+    for make in (lambda: optimizers.SGD(0.1), lambda: optimizers.SGD(Halving())):
+        trained = []
+        for replicas in (None, 2):
+            optimizer = make()
+
+            def set_rate(epoch, logs=None, optimizer=optimizer):
+                if epoch and not callable(optimizer._learning_rate):
+                    optimizer.learning_rate = 0.01
+
+            subject = toy() if replicas is None else kr.ReplicatedTrainer(toy, devices=cpus(2))
+            subject.compile(optimizer=optimizer, loss="mse")
+            rate = keras.callbacks.LambdaCallback(on_epoch_begin=set_rate)
+            subject.fit(ones(4), ones(4), epochs=3, callbacks=[rate], verbose=0)
+            assert int(optimizer.iterations) == 3
+            trained.append(getattr(subject, "model", subject).get_weights())
+        assert_close(trained[1], trained[0])

@@ -234,3 +234,91 @@ def test_c52_different_models_in_turn():
     ]
     for build, data in models:
         assert_as_one_device(build, compiled("SGD", 0.1), arrays(*data), batch_size=4)
+
+
+def leaky(x):
+    return keras.ops.leaky_relu(x, 0.3)
+
+
+class Bounded(keras.constraints.Constraint):
+    def __call__(self, w):
+        return keras.ops.clip(w, -0.4, 0.4)
+
+
+class Ones(keras.initializers.Initializer):
+    def __call__(self, shape, dtype=None, **options):
+        return 0.2 * keras.ops.ones(shape, dtype)
+
+
+class Ridge(keras.regularizers.Regularizer):
+    def __call__(self, w):
+        return 0.1 * keras.ops.sum(w * w)
+
+    def get_config(self):
+        return {}
+
+
+def custom_parts():
+    """A functional model of functions and classes that nobody has registered."""
+    x = keras.Input((3,))
+    h = layers.Dense(4, activation=leaky, kernel_initializer=Ones(), kernel_constraint=Bounded())(x)
+    h = layers.Dense(3, activation=lambda v: keras.ops.tanh(v) * 2, kernel_regularizer=Ridge())(h)
+    inner = keras.Sequential([keras.Input((3,)), layers.Lambda(lambda v: v * 3.0)])
+    h = inner(keras.ops.concatenate([h[:, :1], keras.ops.exp(-h[:, 1:])], axis=-1))
+    h = layers.TimeDistributed(layers.Dense(2, activation=leaky))(h[:, None])
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(h)))
+
+
+def adapted():
+    """A Normalization that has learned its statistics before the trainer is made."""
+    normalization = layers.Normalization()
+    normalization.adapt(3 * normal(20, 3) + 1)
+    return sequential((3,), normalization, layers.Dense(1))
+
+
+@pytest.mark.parametrize("build", [custom_parts, adapted])
+def test_model_object_of_many_parts(build):
+    """A model object is made anew with its own functions, classes and adapted layers."""
+    weights = (model := build()).get_weights()
+    expected = on_one_device(build, compiled("SGD", 0.1), arrays(*regression(7)), weights)
+    trainer = kr.ReplicatedTrainer(model, devices=cpus(2))
+    trainer.compile(**compiled("SGD", 0.1)())
+    trainer.fit(*regression(7), shuffle=False, verbose=0)
+    assert_close(model.get_weights(), expected.weights)
+    assert_close(trainer.predict(regression(7)[0], verbose=0), expected.predictions)
+
+
+def test_model_object_that_is_changed_between_fits():
+    """Weights and frozen layers that the user sets on the object count in the next call."""
+    runs = []
+    for replicas in (None, 2):
+        model = network()
+        subject = model if replicas is None else kr.ReplicatedTrainer(model, devices=cpus(2))
+        options = compiled("SGD", 0.1)
+        subject.compile(**options())
+        subject.fit(*regression(8), verbose=0)
+        model.set_weights([0.5 * np.ones_like(weight) for weight in model.get_weights()])
+        evaluation = subject.evaluate(*regression(8), verbose=0)
+        model.layers[0].trainable = False
+        subject.compile(**options())
+        subject.fit(*regression(8), verbose=0)
+        runs.append([evaluation, model.get_weights()])
+    assert_close(runs[1], runs[0])
+
+
+def test_methods_of_the_trained_model():
+    """`trainer.model.evaluate` and `fit` are right on several replicas, too, before any fit."""
+
+    def run(model):
+        data = {"batch_size": 4, "verbose": 0}
+        return [
+            model.evaluate(*regression(7), **data),
+            model.fit(*regression(7), shuffle=False, **data).history,
+            model.predict(regression(7)[0], **data),
+        ]
+
+    alone = network()
+    trainer = compiled_trainer(network, 3)
+    trainer.model.set_weights(alone.get_weights())
+    alone.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    assert_close(run(trainer.model), run(alone))

@@ -1,5 +1,7 @@
 """Cases of rows: every one is used exactly once, whatever the split (contract, points 1 and 7)."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -296,3 +298,45 @@ def test_c08_steps_per_execution_with_tail():
     assert actual.iterations == 14
     assert_close(actual.weights, expected.weights, what="weights")
     assert_close(actual.history, expected.history, what="history")
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("source", ["arrays", "tf.data"])
+@pytest.mark.filterwarnings("ignore:The data ended")
+def test_steps_per_epoch_as_keras_counts_them(source, steps):
+    """3 batches: epochs of 2 and 1 steps, or of 3 where 5 are promised; the same rows as Keras."""
+    x, y = regression(11)
+    data = {"x": x, "y": y}
+    if source == "tf.data":
+        data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(4)}
+    fit = {"steps_per_epoch": steps, "epochs": 4, "shuffle": False, "verbose": 0}
+    if source == "arrays":
+        fit["batch_size"] = 4
+    alone = network()
+    trainer = compiled_trainer(network, 2)
+    trainer.model.set_weights(alone.get_weights())
+    alone.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = alone.fit(**data, **fit).history
+    assert_close(trainer.fit(**data, **fit).history, expected)
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+
+
+def test_25254_validation_starts_anew_after_each_epoch():
+    """tensorflow#25254: validation_steps below the size of the data: the same rows each time."""
+    x = column(*range(8))
+    validation = tf.data.Dataset.from_tensor_slices((x, x)).batch(2)
+    trainer = compiled_trainer(toy, learning_rate=0.0)
+    history = trainer.fit(
+        x, x, epochs=3, validation_data=validation, validation_steps=2, verbose=0
+    ).history
+    assert history["val_loss"] == pytest.approx([(0 + 1 + 4 + 9) / 4] * 3)
+
+
+def test_second_fit_reads_from_the_first_batch():
+    """With steps_per_epoch each fit begins with the first batch, as in Keras."""
+    trainer = compiled_trainer(lambda: row_weights(6))
+    for _ in range(2):
+        trainer.fit(*one_hot(6), batch_size=2, steps_per_epoch=1, shuffle=False, verbose=0)
+    assert np.flatnonzero(trainer.model.get_weights()[0]).tolist() == [0, 1]
