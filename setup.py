@@ -79,6 +79,7 @@ setup(
             "pytest-timeout>=2.3",
             "ruff>=0.9",
             "PyYAML>=6.0",
+            "kubernetes-validate>=1.31",
             # For the task of its own of examples/d4pg.
             "dm_env>=1.6",
             # To execute the notebook.

@@ -10,6 +10,7 @@ Two kinds of functions live here:
   original and decides; outside of a replica step every wrapper calls the original unchanged.
 """
 
+import contextlib
 import functools
 import importlib
 
@@ -530,6 +531,30 @@ def class_weight_map(class_weight):
     return make_class_weight_map_fn(class_weight)
 
 
+def shards_by_file(dataset):
+    """Whether the options of a data set ask for whole files for each worker."""
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return policy == tf.data.experimental.AutoShardPolicy.FILE
+
+
+def shard_by_file(dataset, workers, worker):
+    """Returns the part of a data set that reads a worker's files only.
+
+    Reading it is an error of TensorFlow where there are fewer files than workers.
+    """
+    from tensorflow.python.data.experimental.ops import distribute
+
+    return distribute._AutoShardDataset(dataset, workers, worker)
+
+
+def local_dataset(distributed):
+    """Returns this worker's data set behind a distributed one, or None (for an iterator)."""
+    for name in ("_cloned_datasets", "_datasets"):
+        if datasets := getattr(distributed, name, None):
+            return datasets[0]
+    return None
+
+
 def pythonify(logs):
     """Returns logs with Python numbers instead of tensors."""
     from keras.src.utils.python_utils import pythonify_logs
@@ -805,7 +830,8 @@ def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
 
     Args:
         num_cpus: Logical CPUs of this worker, which count where there is no GPU.
-        peer_timeout: Seconds without a heartbeat until a worker counts as lost.
+        peer_timeout: Seconds of silence until a worker counts as lost. TensorFlow's own service
+            gets twice that: it is the `Watch` that notices first, and knows whom.
         start_timeout: Seconds that a worker waits for the others at the start.
         jobs: Dict of the number of tasks per role ("chief", "worker").
         leader: Name of the task that leads, such as "/job:worker/replica:0/task:0".
@@ -822,7 +848,7 @@ def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
             for name, count in jobs.items()
         ],
         cluster_register_timeout_in_ms=int(start_timeout * 1000),
-        heartbeat_timeout_in_ms=int(peer_timeout * 500),
+        heartbeat_timeout_in_ms=int(peer_timeout * 2000),
     )
     extended = module.CollectiveAllReduceExtended
     original = extended._initialize_local_devices
@@ -865,6 +891,22 @@ def _instance_key(tag, shape):
     )
 
 
+_tokens = {}
+
+
+def _ordering_token(device):
+    """A resource of one device: collectives that take it run in the order of the program.
+
+    Without it, those of two devices of one process wait for each other.
+    """
+    from tensorflow.python.ops import resource_variable_ops
+
+    if device not in _tokens:
+        with tf.init_scope(), tf.device(device):
+            _tokens[device] = resource_variable_ops.ResourceVariable(0.0)
+    return [_tokens[device].handle]
+
+
 def sum_any_shape(tensor, num_replicas, tag):
     """Adds up a tensor over the replicas of all workers; its shape may differ between steps."""
     return tf.raw_ops.CollectiveReduceV2(
@@ -872,11 +914,27 @@ def sum_any_shape(tensor, num_replicas, tag):
         group_size=num_replicas,
         group_key=_GROUP_KEY,
         instance_key=_instance_key(tag, tf.shape(tensor)),
-        ordering_token=[],
+        ordering_token=_ordering_token(tensor.device),
         merge_op="Add",
         final_op="Id",
         communication_hint="auto",
     )
+
+
+def sum_over_tasks(tensor, num_workers):
+    """Adds up a tensor over workers, on the CPU of each; not for use in a replica."""
+    with tf.device("CPU:0"):
+        tensor = tf.identity(tensor)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=num_workers,
+            group_key=_GROUP_KEY + 1,
+            instance_key=_instance_key(tensor.dtype.as_datatype_enum, tf.shape(tensor)),
+            ordering_token=_ordering_token("CPU:0"),
+            merge_op="Add",
+            final_op="Id",
+            communication_hint="ring",
+        )
 
 
 def gather_any_size(tensor, num_replicas, index, tag):
@@ -895,7 +953,7 @@ def gather_any_size(tensor, num_replicas, index, tag):
             group_size=num_replicas,
             group_key=_GROUP_KEY,
             instance_key=key,
-            ordering_token=[],
+            ordering_token=_ordering_token(tensor.device),
             communication_hint="auto",
         )
 
@@ -912,6 +970,69 @@ def gather_any_size(tensor, num_replicas, index, tag):
     ]
     joined = tf.concat(parts, 0)
     return tf.ensure_shape(joined, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+
+
+@contextlib.contextmanager
+def local_initial_values(strategy):
+    """Context: each worker gives new variables its own initial values.
+
+    Otherwise each variable is a broadcast, in which a worker that makes other variables hangs.
+    """
+    extended = strategy.extended
+    original = extended._get_variable_creator_initial_value
+
+    def initial_value(replica_id, device, primary_var, **kwargs):
+        if replica_id > 0:
+            return original(replica_id, device, primary_var, **kwargs)
+
+        def compute():
+            with tf.device(device):
+                value = kwargs["initial_value"]
+                value = value() if callable(value) else value
+                return tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+
+        return compute
+
+    extended._get_variable_creator_initial_value = initial_value
+    try:
+        yield
+    finally:
+        del extended._get_variable_creator_initial_value
+
+
+def global_seed():
+    """Returns the seed of `tf.random.set_seed`, or None."""
+    from tensorflow.python.eager import context
+
+    return context.global_seed()
+
+
+def peer_answers(task, timeout):
+    """Asks TensorFlow's server in another process whether it is there.
+
+    Args:
+        task: Name of the task, such as "/job:worker/replica:0/task:1".
+        timeout: Seconds to wait.
+
+    Returns:
+        True, False when nobody is there (or another process than before), None without an answer.
+    """
+    from tensorflow.python.eager import context
+
+    try:
+        context.context().check_collective_ops_peer_health(task, int(timeout * 1000))
+    except (tf.errors.UnavailableError, tf.errors.FailedPreconditionError):
+        return False
+    except tf.errors.OpError:
+        return None
+    return True
+
+
+def abort_collectives(message):
+    """Makes every collective of this process fail, those that are waiting, too."""
+    from tensorflow.python.eager import context
+
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def set_shared_value(key, value):

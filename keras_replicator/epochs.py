@@ -5,11 +5,13 @@ that a decision of one worker never leaves the others waiting in a collective.
 """
 
 
-def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=None, boundary=None):
+def run_epoch(
+    agreement, loop, stream, pacing, hooks, *, start=0, made=0, window=None, boundary=None
+):
     """Runs the steps of one epoch.
 
     Args:
-        engine: The engine whose workers agree.
+        agreement: The `Agreement` of the workers.
         loop: The compiled loop.
         stream: The `Stream`, whose epoch has begun.
         pacing: The `Pacing`.
@@ -30,17 +32,22 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
         stopped = hooks.stopped()
         if stopped and step == start:
             asked = min(asked, pacing.least)  # as in Keras, an epoch that has begun makes a step
-        wanted, stop = engine.agree(stream.available(asked), stopped)
+        available = stream.available(asked)
+        if not agreement.is_of_one and available and not (stopped and step > start):
+            hooks.begin(step)  # what a callback changes here is agreed on, too
+        wanted, stop = agreement.on_call(available, stopped)
         if stop and step > start:
             hooks.stop()
             break
         if wanted == 0:
             stream.ended(step)
             break
-        hooks.begin(step)
+        if agreement.is_of_one:
+            hooks.begin(step)
         position = 0 if window is None else window.steps
-        lasts = stream.lasts and engine.num_workers == 1
+        lasts = stream.lasts and agreement.is_of_one
         done, rows, outputs = loop(stream.iterator, wanted, position, lasts)
+        agreement.noted(loop.marks)
         stream.consumed(done)
         pacing.end(done)
         if done:
@@ -54,8 +61,9 @@ def run_epoch(engine, loop, stream, pacing, hooks, *, start=0, made=0, window=No
             break
         if loop.one_by_one and not done and not stream.ended(step):
             break
-        if engine.num_workers == 1 and hooks.stopped():
+        if agreement.is_of_one and hooks.stopped():
             break
+    agreement.on_call(0, False)
     return step, rows_seen
 
 

@@ -5,6 +5,7 @@ import contextlib
 import keras
 
 from keras_replicator import compat
+from keras_replicator.agreement import Agreement
 from keras_replicator.epochs import Hooks, run_epoch
 from keras_replicator.pacing import Pacing
 
@@ -26,6 +27,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
     listed = compat.callbacks_of(callbacks)
     pacing = Pacing(session.compilation.steps_per_execution, listed)
     looked_at = _looked_at(engine, listed, pacing)
+    agreement = Agreement(engine, session.optimizers.values(), listed)
     hooks = Hooks("train", callbacks, host, phase.reader.read, looked_at)
     compat.reset_initial_epoch(host)
     callbacks.on_train_begin()
@@ -47,7 +49,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
             return saver.at_step(epoch, step, made + step)
 
         steps, rows = run_epoch(
-            engine,
+            agreement,
             phase.loop,
             stream,
             pacing,
@@ -71,6 +73,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
             if callback.params is not None:
                 callback.params.update(rows_seen=rows, **norms)
         callbacks.on_epoch_end(epoch, logs)
+        agreement.align(host)
         saver.at_epoch_end(epoch, made)
         if engine.agree(0, hooks.stopped())[1]:
             hooks.stop()
@@ -78,7 +81,9 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
     if epochs:
         _finalize(host, engine)
     callbacks.on_train_end(logs=logs)
-    engine.agree(0, False)  # nobody leaves while others still need it
+    agreement.align(host)
+    agreement.share_history(host.history.history)
+    agreement.on_call(0, False)  # nobody leaves while others still need it
 
 
 def evaluate_stream(session, stream, callbacks):
@@ -98,7 +103,7 @@ def evaluate_stream(session, stream, callbacks):
     phase.reader.reset()
     stream.rewind()
     stream.begin_epoch(0)
-    run_epoch(session.engine, phase.loop, stream, pacing, hooks)
+    run_epoch(Agreement(session.engine), phase.loop, stream, pacing, hooks)
     logs = session.read(phase.reader)
     stream.end_epoch()
     callbacks.on_test_end(logs)
@@ -118,7 +123,7 @@ def predict_stream(session, stream, callbacks):
     hooks = Hooks("predict", callbacks, session.models.host)
     callbacks.on_predict_begin()
     stream.begin_epoch(0)
-    run_epoch(session.engine, phase.loop, stream, pacing, hooks)
+    run_epoch(Agreement(session.engine), phase.loop, stream, pacing, hooks)
     stream.end_epoch()
     callbacks.on_predict_end()
     return hooks.outputs

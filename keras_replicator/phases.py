@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_replicator import compat, replica
+from keras_replicator.alignment import alike
 from keras_replicator.data.rows import slice_rows
 from keras_replicator.steps import metrics as step_metrics
 from keras_replicator.steps import normalization, supervised
@@ -43,7 +44,8 @@ class Phases:
             spec: The element spec of the data.
         """
         if phase not in self._phases:
-            self._phases[phase] = self._make(phase, spec)
+            with alike(self._engine, f"the {phase} step"):
+                self._phases[phase] = self._make(phase, spec)
         return self._phases[phase]
 
     def _make(self, phase, spec):

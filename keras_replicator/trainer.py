@@ -4,12 +4,12 @@ This is the only file that composes the others: plan -> engine -> models -> data
 """
 
 import dataclasses
-
-import keras
-import tensorflow as tf
+import functools
+import sys
 
 from keras_replicator import compat, workers
 from keras_replicator import steps as _steps  # noqa: F401 - teaches Keras the replica's semantics
+from keras_replicator.alignment import alike
 from keras_replicator.checks import (
     check_class_weight,
     check_eager,
@@ -103,20 +103,21 @@ class ReplicatedTrainer:
         self._steps = {"train": train_step, "test": test_step, "predict": predict_step}
         for phase, step in self._steps.items():
             check_step(f"{phase}_step", step)
-        self._seed = seed
         # What the user passed, for `verify`; not for users.
         self.given = {"model": model, "steps": self._given_steps(), "seed": seed}
-        self._start_timeout = start_timeout
         self._planning = planning_from_environment()
         if self._planning is not None:
             strategy, devices, expected_workers = "one_device", None, None
         plan, self._engine = choose_engine(
             strategy, devices, expected_workers, peer_timeout, start_timeout
         )
-        if seed is not None:
-            compat.set_random_seed(seed)
-        compat.ensure_global_seed_generator()
-        self._models = Models(model, self._engine)
+        with self._engine.named_losses():
+            self._seed = seed = workers.start(self._engine, plan, seed)
+            if seed is not None:
+                compat.set_random_seed(seed)
+            compat.ensure_global_seed_generator()
+            with alike(self._engine, "the model"):
+                self._models = Models(model, self._engine)
         self._models.route_to(self)
         self._session = Session(plan, self._engine, self._models, seed)
         self._session.phases = Phases(self._models, self._engine, None, self._steps)
@@ -209,24 +210,25 @@ class ReplicatedTrainer:
             self._models.host, "train_step"
         )
         on_cpu = all(name.startswith("CPU") for name in session.plan.devices)
-        session.compilation = compile_models(
-            self._models,
-            self._engine,
-            optimizer=optimizer,
-            given={
-                "loss": loss,
-                "metrics": metrics,
-                "weighted_metrics": weighted_metrics,
-                "loss_weights": loss_weights,
-            },
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            sync_batch_norm=sync_batch_norm,
-            run_eagerly=run_eagerly,
-            accelerated=not on_cpu and not own_step,
-            more=more,
-        )
+        with self._engine.named_losses(), alike(self._engine, "the optimizers and metrics"):
+            session.compilation = compile_models(
+                self._models,
+                self._engine,
+                optimizer=optimizer,
+                given={
+                    "loss": loss,
+                    "metrics": metrics,
+                    "weighted_metrics": weighted_metrics,
+                    "loss_weights": loss_weights,
+                },
+                steps_per_execution=steps_per_execution,
+                jit_compile=jit_compile,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                sync_batch_norm=sync_batch_norm,
+                run_eagerly=run_eagerly,
+                accelerated=not on_cpu and not own_step,
+                more=more,
+            )
         self._engine.sync_batch_norm = session.compilation.sync_batch_norm
         session.phases = Phases(self._models, self._engine, session.compilation, self._steps)
         session.window = WindowPosition(session.compilation.accumulation)
@@ -374,6 +376,8 @@ class ReplicatedTrainer:
                     callback.params.update(trainer=self, num_replicas=self.num_replicas)
             resumed = session.saver.prepare(resume, listed, phase)
             source.reseed(session.shuffle_seed)
+            if self._engine.num_workers > 1 and session.plan.is_chief and verbose != 0:
+                print(f"Sharding: each worker reads {source.sharding}.", file=sys.stderr)
             epochs = range(initial_epoch, epochs)
             session.training = True
             try:
@@ -404,17 +408,20 @@ class ReplicatedTrainer:
         if self._engine.num_workers == 1:
             return
         facts = {
-            "the version of tensorflow": tf.__version__,
-            "the version of keras": keras.__version__,
-            "the shapes of the model's weights": [
-                list(variable.shape) for variable in self._models.host.weights
+            "the layers of the model": [
+                type(layer).__name__ for layer in compat.flatten_layers(self._models.host)
             ],
+            "the optimizers": [
+                f"{name}: {type(optimizer).__name__}"
+                for name, optimizer in self._session.optimizers.items()
+            ],
+            "the data's shapes and types": str(stream.source.element_spec[1]),
             "the batch size": getattr(stream.source, "batch_size", None),
             "the steps per epoch": stream.steps_per_epoch,
             "the steps of a validation": None if validation is None else validation.steps_per_epoch,
             "the number of epochs": epochs,
         }
-        workers.check_agreement("fit", facts, self.plan, self._start_timeout)
+        workers.check_agreement("fit", facts, self._engine)
 
     # --------------------------------------------------------------------------------- evaluate
 
@@ -640,7 +647,7 @@ class ReplicatedTrainer:
         """
         self._require_compiled("fit")
         source = self._source(x, y, sample_weight, batch_size=2**31 - 1)
-        _, batch = next(source.iterator(0))
+        _, batch, *_ = next(source.iterator(0))
         return batch, source.element_spec, getattr(source, "num_rows", None)
 
     # -------------------------------------------------------------------------------------- run
@@ -745,12 +752,14 @@ class ReplicatedTrainer:
 
     def _source(self, x, y=None, sample_weight=None, **options):
         check_input(options.get("argument", "x"), x)
-        return make_source(
-            x,
-            y,
-            sample_weight,
-            seed=self._session.shuffle_seed,
-            shard=self._engine.shard,
-            strategy=self.strategy,
-            **options,
-        )
+        with self._engine.named_losses():
+            return make_source(
+                x,
+                y,
+                sample_weight,
+                seed=self._session.shuffle_seed,
+                shard=self._engine.shard,
+                strategy=self.strategy,
+                exchange=functools.partial(workers.exchange, engine=self._engine),
+                **options,
+            )

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import contenders, models, report, targets
+from benchmarks import contenders, models, report, targets, weak_scaling
 from benchmarks.__main__ import main
 from benchmarks.measure import fresh, run_child
 
@@ -93,3 +93,13 @@ def test_one_round_of_everything(tmp_path, capsys):
         assert found["ratios"]["ours/keras"]["median"] > 0
     if plots:
         assert (tmp_path / "fit.png").stat().st_size > 5000
+
+
+def test_weak_scaling_says_what_was_reached(tmp_path, capsys):
+    words = ["--case", "small_mlp", "--rounds", "1", "--steps", "5", "--logs", str(tmp_path)]
+    assert weak_scaling.main([*words, "--json", str(tmp_path / "out.json")]) == 0
+    output = capsys.readouterr().out
+    assert "small_mlp, 2 processes together" in output
+    assert "0.90 asked" in output
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["ratios"] == [found["together"][0] / found["apart"][0]]

@@ -77,8 +77,11 @@ CALLED = {
         cluster_register_timeout_in_ms=1,
         heartbeat_timeout_in_ms=1,
     ),
+    f"{CONTEXT}.Context.abort_collective_ops": call(SELF, 14, "message"),
+    f"{CONTEXT}.Context.check_collective_ops_peer_health": call(SELF, "task", 1),
     f"{CONTEXT}.Context.get_config_key_value": call(SELF, "key", timeout_in_ms=1),
     f"{CONTEXT}.Context.set_config_key_value": call(SELF, "key", "value"),
+    f"{CONTEXT}.global_seed": call(),
     "keras.Model._compute_loss": call(SELF, x=1, y=2, y_pred=3, sample_weight=4, training=True),
     "keras.Model._flatten_layers": call(SELF),
     "keras.Model._flatten_metrics_in_order": call(SELF, {}),
@@ -98,6 +101,11 @@ CALLED = {
     "tensorflow.python.framework.op_callbacks.add_op_callback": call("function"),
     "tensorflow.python.framework.op_callbacks.remove_op_callback": call("function"),
     "keras.src.utils.tracking.Tracker": call({}, exclusions=None),
+    "tensorflow.python.data.experimental.ops.distribute._AutoShardDataset": call("data", 2, 0),
+    "tensorflow.python.distribute.collective_all_reduce_strategy"
+    ".CollectiveAllReduceExtended._get_variable_creator_initial_value": call(
+        SELF, 0, "device", None, initial_value=1
+    ),
     "tensorflow.python.distribute.collective_all_reduce_strategy"
     ".CollectiveAllReduceExtended._initialize_local_devices": call(SELF, "resolver", "device"),
     "tensorflow.python.distribute.values.DistributedVariable._get_on_device_or_primary": call(SELF),
@@ -114,6 +122,7 @@ IMPORTED = [
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended",
     "tensorflow.python.distribute.values.DistributedVariable",
     *(f"{module}.{name}" for module, names in compat.RANDOM_OPERATIONS.items() for name in names),
+    "tensorflow.python.ops.resource_variable_ops.ResourceVariable",
 ]
 
 
@@ -162,6 +171,10 @@ def mirrored_variable():
         return keras.Variable(1.0)._value
 
 
+def four_batches():
+    return tf.data.Dataset.range(8).batch(2)
+
+
 def two_replicas():
     """A strategy of plain `tf.distribute`, as a user of Keras makes it."""
     return tf.distribute.MirroredStrategy(
@@ -173,16 +186,25 @@ def two_replicas():
 ATTRIBUTES = {
     "_aggregation": mirrored_variable,
     "_call_has_training_arg": trained_model,
+    "_cloned_datasets": lambda: two_replicas().experimental_distribute_dataset(four_batches()),
     "_compile_config": trained_model,
     "_compile_loss": trained_model,
     "_compile_metrics": trained_model,
     "_context_handle": lambda: importlib.import_module(CONTEXT).context(),
     "_cross_device_ops": lambda: two_replicas().extended,
+    "_datasets": lambda: two_replicas().distribute_datasets_from_function(
+        lambda context: four_batches()
+    ),
     "_distribute_strategy": mirrored_variable,
     "_flat_losses": lambda: trained_model()._compile_loss,
     "_distribution_strategy": keras.optimizers.SGD,
     "_exclude_from_weight_decay": excluding_optimizer,
     "_exclude_from_weight_decay_pattern": excluding_optimizer,
+    "_get_variable_creator_initial_value": lambda: (
+        importlib.import_module(
+            "tensorflow.python.distribute.collective_all_reduce_strategy"
+        ).CollectiveAllReduceExtended
+    ),
     "_fn": lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
     "_initial_epoch": restored_model,
     "_inputs": lambda: compat.adapter_for(

@@ -42,6 +42,18 @@ def test_pods_find_each_other(manifests):
     assert container["ports"] == [{"containerPort": port}]
 
 
+@pytest.mark.parametrize("version", ["1.31", None])
+def test_manifests_fit_the_schemas_of_kubernetes(manifests, version):
+    """Strictly, so that a misspelt field is an error; None is the newest version."""
+    validate = pytest.importorskip("kubernetes_validate")
+    version = version or validate.latest_version()
+    for manifest in manifests.values():
+        validate.validate(manifest, desired_version=version, strict=True)
+    misspelt = {**manifests["Job"], "spec": {**manifests["Job"]["spec"], "completion": 4}}
+    with pytest.raises(validate.ValidationError, match="completion"):
+        validate.validate(misspelt, desired_version=version, strict=True)
+
+
 def test_preempted_pods_are_not_counted(manifests):
     spec = manifests["Job"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from keras_replicator.agreement import Agreement
 from keras_replicator.epochs import run_epoch
 from keras_replicator.stream import Stream
 
@@ -50,6 +51,7 @@ class Loop:
     """Reads up to `steps` batches, as the compiled loop does; remembers them."""
 
     one_by_one = False
+    marks = ()
 
     def __init__(self):
         self.seen = []
@@ -65,7 +67,7 @@ class Loop:
         return done, done, ()
 
 
-ENGINE = types.SimpleNamespace(agree=lambda steps, stop: (steps, stop), num_workers=1)
+AGREEMENT = Agreement(types.SimpleNamespace(num_workers=1))
 HOOKS = types.SimpleNamespace(
     begin=lambda step: None, end=lambda step, outputs: None, stopped=lambda: False
 )
@@ -94,7 +96,7 @@ def epochs(source, steps=None, count=3, per_call=1, start=0):
         loop = Loop()
         first = start if epoch == 0 else 0
         stream.begin_epoch(epoch, first)
-        run_epoch(ENGINE, loop, stream, Pacing(per_call), HOOKS, start=first)
+        run_epoch(AGREEMENT, loop, stream, Pacing(per_call), HOOKS, start=first)
         stream.end_epoch()
         result.append(loop.seen)
     return result, stream
@@ -193,7 +195,7 @@ def test_rewound_stream_begins_with_the_first_batch():
     for _ in range(2):
         stream.rewind()
         stream.begin_epoch(0)
-        run_epoch(ENGINE, Loop(), stream, Pacing(2), HOOKS)
+        run_epoch(AGREEMENT, Loop(), stream, Pacing(2), HOOKS)
     assert source.opened == [(0, 0), (0, 0)]
 
 
@@ -213,7 +215,7 @@ def test_warning_names_its_argument():
     stream = Stream(FakeSource(2, known=False), 3, "validation_steps")
     stream.begin_epoch(0)
     with pytest.warns(UserWarning, match="`validation_steps` promises"):
-        run_epoch(ENGINE, Loop(), stream, Pacing(1), HOOKS)
+        run_epoch(AGREEMENT, Loop(), stream, Pacing(1), HOOKS)
 
 
 def test_data_that_always_end_early_warn_once_in_all():

@@ -8,7 +8,9 @@
 
 An element is `(rows, batch)`: the rows of the *global* batch and this worker's part of it. Arrays
 are read by index, so that each worker touches its own rows only and an epoch's order depends on
-nothing but `(seed, epoch)`; everything else goes through Keras' own data adapters.
+nothing but `(seed, epoch)`; everything else goes through Keras' own data adapters. Of several
+workers each reads the same batches, keeps its rows, and adds marks of what it read as a third part
+of the element (`fingerprint.py`); or each reads batches of its own (`own.py`).
 """
 
 import inspect
@@ -18,6 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_replicator import compat
+from keras_replicator.data.fingerprint import marks_of
+from keras_replicator.data.own import join_batches, own_batches, rows_of_first
 from keras_replicator.data.rows import at_least_one, count_rows, slice_rows
 from keras_replicator.data.split import Shard
 
@@ -35,6 +39,7 @@ def make_source(
     shard=Shard(),
     argument="x",
     strategy=None,
+    exchange=None,
 ):
     """Wraps training, validation or prediction data.
 
@@ -51,6 +56,8 @@ def make_source(
         shard: The part of each global batch that this worker reads.
         argument: Name of the argument, for messages.
         strategy: The strategy, for data sets that it has distributed.
+        exchange: `exchange(topic, facts)` returns the facts of every worker, in order; or None on
+            one machine.
 
     Returns:
         A `Source`.
@@ -66,18 +73,13 @@ def make_source(
     is_distributed = isinstance(
         x, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)
     )
-    if not shard.is_whole and (is_distributed or _is_input_fn(x)):
-        kind = "a data set that a strategy has distributed" if is_distributed else "a function"
-        raise ValueError(
-            f"`{argument}` is {kind}, which gives each worker batches of its own; in a job of "
-            "several workers this version takes data that every worker reads alike and shards "
-            "itself: arrays, a PyDataset, or a tf.data.Dataset of global batches. "
-            f"Received: {argument}={x!r}"
-        )
+    own = None
     if is_distributed:
-        return DatasetSource(_undistribute(x, strategy), shard, class_weight)
-    if _is_input_fn(x):
-        return DatasetSource(_from_input_fn(x, shard), shard, class_weight)
+        own = "the batches that the strategy's data set has for it"
+        x = _undistribute(x, strategy) if shard.is_whole else _local_part(x, shard.count, argument)
+    elif _is_input_fn(x):
+        own = "what its input function gives"
+        x = _from_input_fn(x, shard)
     if isinstance(x, tf.data.Dataset):
         for name, value in (("y", y), ("sample_weight", sample_weight)):
             if value is not None:
@@ -85,6 +87,10 @@ def make_source(
                     f"`{name}` must not be given when `{argument}` is a tf.data.Dataset: its "
                     f"elements hold it. Received: {name}={value}"
                 )
+        if own is None and not shard.is_whole and compat.shards_by_file(x):
+            own, x = _files(x, shard, exchange)
+        if own is not None and not shard.is_whole:
+            return OwnSource(x, shard, class_weight, exchange, own, argument)
         return DatasetSource(x, shard, class_weight)
     try:
         adapter = compat.adapter_for(
@@ -148,6 +154,8 @@ class Source:
     _dataset = None
     is_counted = False
     one_pass = False
+    # How the rows are spread over workers, as the end of "each worker reads …".
+    sharding = "every batch, in the same order, and keeps its rows"
 
     def iterator(self, epoch, start=0):
         """Returns a `tf.data` iterator over the batches of `epoch`, from batch `start` on."""
@@ -167,8 +175,13 @@ class Source:
 
     def describe(self, plan):
         """Returns the lines that `print(trainer.plan)` shows about the batches."""
-        del plan
-        return {"global batch": "as the data set gives it, split in order over replicas"}
+        return {
+            "global batch": "as the data set gives it, split in order over replicas",
+            **self._describe_sharding(plan),
+        }
+
+    def _describe_sharding(self, plan):
+        return {"sharding": f"each worker reads {self.sharding}"} if plan.num_workers > 1 else {}
 
     def reseed(self, seed):
         """Takes the seed of a run that is resumed."""
@@ -185,6 +198,7 @@ class ArraySource(Source):
 
     can_seek = True
     is_counted = True
+    sharding = "its rows of every batch, by index"
 
     def __init__(self, arrays, batch_size, shuffle, seed, shard, argument="x"):
         leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
@@ -239,6 +253,7 @@ class ArraySource(Source):
         return {
             "global batch": f"{rows} rows",
             "rows per replica": ", ".join(map(str, plan.rows_per_replica(rows))),
+            **self._describe_sharding(plan),
         }
 
     def reseed(self, seed):
@@ -295,6 +310,26 @@ class DatasetSource(Source):
         return iter(_prefetched(dataset))
 
 
+class OwnSource(Source):
+    """A `tf.data.Dataset` of batches that belong to this worker; the others have their own."""
+
+    def __init__(self, dataset, shard, class_weight, exchange, sharding, argument="x"):
+        if class_weight is not None:
+            dataset = dataset.map(compat.class_weight_map(class_weight))
+        self.sharding = sharding
+        self._dataset, self.num_batches = own_batches(dataset, shard, exchange, argument)
+        self.element_spec = self._dataset.element_spec
+
+    def describe(self, plan):
+        return {
+            "global batch": "the batches of all workers together",
+            **self._describe_sharding(plan),
+        }
+
+    def iterator(self, epoch, start=0):
+        return iter(_prefetched(self._dataset.skip(start) if start else self._dataset))
+
+
 class AdapterSource(Source):
     """What Keras' other adapters read: PyDataset, generators, DataLoaders, sparse arrays."""
 
@@ -340,9 +375,9 @@ def _shared(dataset, shard):
     def take_share(*element):
         batch = element if is_tuple else element[0]
         rows = count_rows(batch)
-        return rows, batch if shard.is_whole else slice_rows(
-            batch, *at_least_one(*shard.rows(rows), rows)
-        )
+        if shard.is_whole:
+            return rows, batch
+        return rows, slice_rows(batch, *at_least_one(*shard.rows(rows), rows)), marks_of(batch)
 
     return dataset.map(take_share)
 
@@ -368,20 +403,43 @@ def _from_input_fn(input_fn, shard):
             "An input function takes a tf.distribute.InputContext and must return a "
             f"tf.data.Dataset of per-replica batches. Received: {type(dataset).__name__}"
         )
-    if shard.count == 1:
-        return dataset
-    return _rebatch(dataset, shard.count)
+    if shard.is_whole and not rows_of_first(dataset):
+        raise ValueError("The input function returned a data set without batches.")
+    return join_batches(dataset, shard.count)
 
 
-def _rebatch(dataset, count):
-    """Joins `count` consecutive batches to one."""
-    return dataset.unbatch().batch(_rows_of_first(dataset) * count)
+def _local_part(distributed, count, argument):
+    """Returns this worker's batches of a data set that was distributed over workers."""
+    dataset = compat.local_dataset(distributed)
+    if dataset is None:
+        raise ValueError(
+            f"`{argument}` is an iterator over a distributed data set, which can be read once and "
+            "on one machine only. Pass the data set itself. Received: "
+            f"{argument}={type(distributed).__name__}"
+        )
+    return join_batches(dataset, count)
 
 
-def _rows_of_first(dataset):
-    for element in dataset.take(1):
-        return int(count_rows(element))
-    raise ValueError("The input function returned a data set without batches.")
+def _files(dataset, shard, exchange):
+    """Shards a data set by files, where its options ask for that and there are enough.
+
+    Returns:
+        `(how, dataset)`; how is None where every worker reads everything.
+    """
+    workers = shard.total // shard.count
+    worker = shard.first // shard.count
+    part, rows = compat.shard_by_file(dataset, workers, worker), 0
+    try:
+        rows = rows_of_first(part)
+    except tf.errors.OpError:
+        part = None
+    everyone = exchange("the files of each worker", {"files": part is not None, "rows": rows})
+    if not all(facts["files"] for facts in everyone):
+        return None, dataset
+    begin, end = shard.rows(max(facts["rows"] for facts in everyone))
+    return "its files, and makes batches of its share of the rows", part.rebatch(
+        max(end - begin, 1)
+    )
 
 
 def _undistribute(distributed, strategy):

@@ -6,10 +6,12 @@ import os
 import tensorflow as tf
 
 from keras_replicator import compat, workers
-from keras_replicator.cluster import check_expected_workers, detect_cluster
+from keras_replicator.arrivals import listens, wait_for_all
+from keras_replicator.cluster import Cluster, check_expected_workers, detect_cluster
 from keras_replicator.engines.synchronous import SynchronousEngine
 from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
 from keras_replicator.plan import Plan, make_plan
+from keras_replicator.watch import Watch
 
 # One strategy per set of devices and process: collectives of two strategies would collide.
 _strategies = {}
@@ -35,16 +37,23 @@ def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeo
                 "`devices` and a strategy object exclude each other: the strategy has its devices. "
                 f"Received: strategy={type(strategy).__name__}, devices={devices!r}"
             )
+        cluster = _cluster_of(strategy)
+        check_expected_workers(cluster, expected_workers)
         plan = Plan(
             "custom",
             tuple(short_name(name) for name in strategy.extended.worker_devices),
             strategy.num_replicas_in_sync,
+            num_workers=1 if cluster is None else cluster.num_workers,
+            worker=0 if cluster is None else cluster.worker_index,
             reasons=(
                 ("strategy", f"the {type(strategy).__name__} that was passed"),
                 ("devices", "of that strategy"),
+                ("num_workers", "of that strategy"),
             ),
         )
-        return plan, make_engine(plan, strategy)
+        return plan, make_engine(
+            plan, strategy, cluster, peer_timeout=peer_timeout, start_timeout=start_timeout
+        )
     cluster = detect_cluster(os.environ)
     check_expected_workers(cluster, expected_workers)
     several = cluster is not None and cluster.num_workers > 1
@@ -67,10 +76,15 @@ def make_engine(plan, strategy=None, cluster=None, peer_timeout=60, start_timeou
     """
     if strategy is not None:
         compat.use_local_reductions(strategy)
-        return SynchronousEngine(strategy, None, plan.worker, plan.num_workers)
+        watch = None if plan.num_workers == 1 else _watch(cluster, plan.worker, peer_timeout)
+        return SynchronousEngine(
+            strategy, None, plan.worker, plan.num_workers, cluster, watch, start_timeout
+        )
     if plan.strategy == "multi_worker":
-        strategy = _multi_worker(plan, cluster, peer_timeout, start_timeout)
-        return SynchronousEngine(strategy, None, plan.worker, plan.num_workers, cluster)
+        strategy, watch = _multi_worker(plan, cluster, peer_timeout, start_timeout)
+        return SynchronousEngine(
+            strategy, None, plan.worker, plan.num_workers, cluster, watch, start_timeout
+        )
     if plan.strategy == "tpu":
         return SynchronousEngine(_tpu(), None)
     if plan.num_replicas == 1:
@@ -90,7 +104,7 @@ def _mirrored(devices):
 
 def _multi_worker(plan, cluster, peer_timeout, start_timeout):
     if "multi_worker" in _strategies:
-        return _strategies["multi_worker"]
+        return _strategies["multi_worker"], _strategies["watch"]
     if compat.tensorflow_started():
         raise RuntimeError(
             "A job of several workers was found, and TensorFlow has already started in this "
@@ -102,6 +116,7 @@ def _multi_worker(plan, cluster, peer_timeout, start_timeout):
         os.environ["TF_CONFIG"] = json.dumps(cluster.to_tf_config())
     jobs = {role: len(names) for role, names in cluster.tasks.items() if role in _TRAINING}
     role = "chief" if "chief" in jobs else "worker"
+    _meet(cluster, start_timeout)
     try:
         strategy = compat.multi_worker_strategy(
             len(plan.devices),
@@ -111,9 +126,58 @@ def _multi_worker(plan, cluster, peer_timeout, start_timeout):
             f"/job:{role}/replica:0/task:0",
         )
     except tf.errors.OpError as error:
-        raise workers.missing(error, cluster, start_timeout) from error
+        raise workers.not_connected(error, cluster) from error
     _strategies["multi_worker"] = strategy
-    return strategy
+    return strategy, _watch(cluster, plan.worker, peer_timeout)
+
+
+def _meet(cluster, start_timeout):
+    """Waits for the other workers, and names those that do not come."""
+    try:
+        absent = wait_for_all(cluster.worker_addresses, cluster.worker_index, start_timeout)
+    except OSError as error:
+        raise RuntimeError(
+            f"This worker cannot listen at its address {cluster.address}: {error}. End what uses "
+            f"the port, or give the job other ones. Received: {cluster}"
+        ) from error
+    if absent:
+        raise workers.missing(absent, cluster, start_timeout)
+
+
+def _cluster_of(strategy):
+    """The `Cluster` of a strategy over several workers, or None."""
+    resolver = getattr(strategy, "cluster_resolver", None)
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or resolver is None:
+        return None
+    tasks = resolver.cluster_spec().as_dict()
+    if sum(len(tasks.get(role, ())) for role in _TRAINING) < 2:
+        return None
+    return Cluster(
+        task_type=resolver.task_type,
+        task_index=resolver.task_id,
+        source="the strategy that was passed",
+        **{role: tuple(addresses) for role, addresses in tasks.items()},
+    )
+
+
+def _watch(cluster, worker, peer_timeout):
+    if "watch" in _strategies:
+        return _strategies["watch"]
+    peers = workers.task_names(cluster)
+    addresses = dict(zip(peers.values(), cluster.worker_addresses, strict=True))
+    del peers[worker]
+
+    def ask(task, seconds):
+        answer = compat.peer_answers(task, seconds)
+        # A channel that has to be opened anew answers for a while as if nobody were there.
+        return None if answer is False and listens(addresses[task], seconds) else answer
+
+    watch = Watch(
+        peers=peers, worker=worker, timeout=peer_timeout, ask=ask, abort=compat.abort_collectives
+    )
+    watch.start()
+    _strategies["watch"] = watch
+    return watch
 
 
 def _tpu():

@@ -8,6 +8,8 @@ step asks first, and fetches the next batch while the current one is computed.
 import tensorflow as tf
 
 from keras_replicator import compat, replica
+from keras_replicator.data.fingerprint import extend, no_marks
+from keras_replicator.data.own import counts_own_rows
 
 
 class Loop:
@@ -42,6 +44,7 @@ class Loop:
         self._scratch = scratch
         self._collect = collect
         self.traces = 0
+        self.marks = ()  # of what the last call read, see data/fingerprint.py
         self.one_by_one = collect and run_eagerly  # a call gives one step, whatever was asked for
         if run_eagerly:
             self._call = self._collect_one_by_one if collect else self._run_eagerly
@@ -69,9 +72,10 @@ class Loop:
         with self._engine.cross_replica():
             if self._collect and not self.one_by_one and self.traces == 0:
                 self._choose_collection(iterator.element_spec)
-            done, rows, outputs = self._call(
+            done, rows, marks, outputs = self._call(
                 iterator, tf.constant(steps, tf.int32), tf.constant(position, tf.int32), lasts
             )
+        self.marks = tuple(marks.numpy().tolist())
         return int(done), int(rows), outputs
 
     def one(self, element, position=0):
@@ -89,7 +93,7 @@ class Loop:
     # ------------------------------------------------------------------------------- one step
 
     def _one_step(self, element, position):
-        rows, batch = element
+        rows, batch = element[:2]
         results = self._engine.replicate(
             self._step, batch, rows, window=self._window, scratch=self._scratch
         )
@@ -100,7 +104,7 @@ class Loop:
                     self._close_window()
             else:
                 tf.cond(full, self._close_window, lambda: None)
-        return rows, results
+        return tf.reduce_sum(rows), results
 
     def _close_window(self):
         self._engine.replicate(self._window.close, scratch=self._scratch)
@@ -119,33 +123,45 @@ class Loop:
     def _run_compiled(self, iterator, steps, position, lasts):
         self.traces += 1
 
-        def step(done, rows, element):
+        def step(done, rows, marks, element):
             batch_rows, results = self._one_step(element, position + done)
             self._log(results)
-            return (rows + tf.cast(batch_rows, tf.int64),)
+            return rows + tf.cast(batch_rows, tf.int64), _extended(marks, element)
 
-        done, rows = _repeat(step, iterator, steps, (tf.constant(0, tf.int64),), lasts)
-        return done, rows, ()
+        state = (tf.constant(0, tf.int64), no_marks(iterator.element_spec))
+        done, rows, marks = _repeat(step, iterator, steps, state, lasts, self._engine)
+        return done, rows, marks, ()
 
     def _run_eagerly(self, iterator, steps, position, lasts):
         del lasts
-        done, rows = 0, 0
+        done, rows, marks = 0, 0, no_marks(iterator.element_spec)
         while done < steps:
-            try:
-                element = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
+            element = self._next(iterator)
+            if element is None:
                 break
             batch_rows, results = self._one_step(element, position + done)
             self._log(results)
             done += 1
             rows += int(batch_rows)
-        return done, rows, ()
+            marks = _extended(marks, element)
+        return done, rows, marks, ()
+
+    def _next(self, iterator):
+        """Returns the next element, outside of a compiled function, or None at the end."""
+        try:
+            element = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return None
+        if not counts_own_rows(iterator.element_spec):
+            return element
+        counts = self._engine.count_everywhere(element[0])
+        return (counts, *element[1:]) if tf.reduce_any(counts > 0) else None
 
     # ----------------------------------------------------------------------------- prediction
 
     def _choose_collection(self, spec):
         """Ragged and sparse outputs cannot be stacked in a loop: they take one step a call."""
-        outputs = self._single.get_concrete_function(spec).structured_outputs
+        outputs = self._single.get_concrete_function(self._counted(spec)).structured_outputs
         leaves = [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
         if not all(isinstance(leaf, (tf.Tensor, tf.TensorSpec)) for leaf in leaves):
             self.one_by_one = True
@@ -155,7 +171,7 @@ class Loop:
         del position
         self.traces += 1
         spec = iterator.element_spec
-        one = self._single.get_concrete_function(spec)
+        one = self._single.get_concrete_function(self._counted(spec))
         structure = tf.nest.flatten(one.structured_outputs)
         leaves = [leaf for leaf in structure if leaf is not None]
         arrays = [
@@ -169,32 +185,38 @@ class Loop:
             for leaf in leaves
         ]
 
-        def step(done, rows, *arrays_and_element):
+        def step(done, rows, marks, *arrays_and_element):
             *arrays, element = arrays_and_element
             outputs = [leaf for leaf in tf.nest.flatten(one(element)) if leaf is not None]
             arrays = [array.write(done, output) for array, output in zip(arrays, outputs)]
-            return (rows + tf.cast(element[0], tf.int64), *arrays)
+            rows += tf.cast(tf.reduce_sum(element[0]), tf.int64)
+            return (rows, _extended(marks, element), *arrays)
 
-        done, rows, *arrays = _repeat(
-            step, iterator, steps, (tf.constant(0, tf.int64), *arrays), lasts
-        )
+        state = (tf.constant(0, tf.int64), no_marks(spec), *arrays)
+        done, rows, marks, *arrays = _repeat(step, iterator, steps, state, lasts, self._engine)
         joined = iter([array.concat() for array in arrays])
         outputs = tf.nest.pack_sequence_as(
             one.structured_outputs, [None if leaf is None else next(joined) for leaf in structure]
         )
-        return done, rows, outputs
+        return done, rows, marks, outputs
+
+    def _counted(self, spec):
+        """The spec of an element that carries the rows of all replicas."""
+        if not counts_own_rows(spec):
+            return spec
+        return (tf.TensorSpec([self._engine.num_replicas], tf.int32), *spec[1:])
 
     def _collect_one_by_one(self, iterator, steps, position, lasts):
         del steps, position, lasts
-        try:
-            element = next(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError):
-            return 0, 0, None
-        return 1, int(element[0]), self._single(element)
+        element, marks = self._next(iterator), no_marks(iterator.element_spec)
+        if element is None:
+            return 0, 0, marks, None
+        rows = int(tf.reduce_sum(element[0]))
+        return 1, rows, _extended(marks, element), self._single(element)
 
     def _joined(self, element):
         """Returns one step's outputs with the rows of all local replicas, in order."""
-        rows, batch = element
+        rows, batch = element[:2]
         several = self._engine.num_workers > 1
         step = _gathered(self._step) if several else self._step
         results = self._engine.replicate(step, batch, rows, scratch=self._scratch)
@@ -203,8 +225,11 @@ class Loop:
         return tf.nest.map_structure(lambda *parts: _concat(parts), *results)
 
 
-def _repeat(step, iterator, steps, state, lasts):
+def _repeat(step, iterator, steps, state, lasts, engine):
     """Runs `state = step(done, *state, element)` for up to `steps` elements.
+
+    Where each worker reads batches of its own, the rows of all replicas are counted with each
+    element, and the data end when there are none.
 
     Returns:
         `(done, *state)`: how many elements there were, and the last state.
@@ -217,23 +242,34 @@ def _repeat(step, iterator, steps, state, lasts):
 
         return tf.while_loop(lambda done, *state: done < steps, take, (zero, *state))
 
+    spec = iterator.element_spec
+    own = counts_own_rows(spec)
+    no_counts = tf.zeros([engine.num_replicas if own else 0], tf.int32)
+
+    def get():
+        element = iterator.get_next_as_optional()
+        return element, engine.count_everywhere(element.get_value()[0]) if own else no_counts
+
     def fetch(wanted):
-        return tf.cond(
-            wanted,
-            iterator.get_next_as_optional,
-            lambda: tf.experimental.Optional.empty(iterator.element_spec),
-        )
+        return tf.cond(wanted, get, lambda: (tf.experimental.Optional.empty(spec), no_counts))
 
-    def more(done, element, *state):
+    def more(done, element, counts, *state):
         del state
-        return tf.logical_and(done < steps, element.has_value())
+        there = tf.logical_and(done < steps, element.has_value())
+        return tf.logical_and(there, tf.reduce_any(counts > 0)) if own else there
 
-    def use(done, element, *state):
-        state = step(done, *state, element.get_value())
-        return (done + 1, fetch(done + 1 < steps), *state)
+    def use(done, element, counts, *state):
+        element = element.get_value()
+        element = (counts, *element[1:]) if own else element
+        state = step(done, *state, element)
+        return (done + 1, *fetch(done + 1 < steps), *state)
 
-    done, _, *state = tf.while_loop(more, use, (zero, fetch(steps > 0), *state))
+    done, _, _, *state = tf.while_loop(more, use, (zero, *fetch(steps > 0), *state))
     return (done, *state)
+
+
+def _extended(marks, element):
+    return extend(marks, element[2]) if len(element) > 2 else marks
 
 
 def _concat(parts):

@@ -5,6 +5,7 @@ steps a call. With one replica there is no strategy at all.
 """
 
 import contextlib
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -31,10 +32,23 @@ class SynchronousEngine(Engine):
         worker: Number of this worker.
         num_workers: Workers of the job.
         cluster: The `Cluster` of the job, or None.
+        watch: The `Watch` over the other workers, or None.
+        start_timeout: Seconds that a worker waits for what another one has to tell.
     """
 
-    def __init__(self, strategy=None, device=None, worker=0, num_workers=1, cluster=None):
+    def __init__(
+        self,
+        strategy=None,
+        device=None,
+        worker=0,
+        num_workers=1,
+        cluster=None,
+        watch=None,
+        start_timeout=600,
+    ):
         self.cluster = cluster
+        self.watch = watch
+        self.start_timeout = start_timeout
         self.strategy = strategy
         self.device = device
         self.worker = worker
@@ -45,6 +59,7 @@ class SynchronousEngine(Engine):
         self.makes_anew = self.num_replicas > 1
         self.sync_batch_norm = False
         self._runs = {}
+        self._sum = None
         self._calls = 0
 
     @contextlib.contextmanager
@@ -77,7 +92,7 @@ class SynchronousEngine(Engine):
         Args:
             fn: Function of a batch (of nothing, where `batch` is None).
             batch: This worker's part of a global batch.
-            rows: Rows of the global batch.
+            rows: Rows of the global batch, or those of each replica of the job.
             window: Where gradients are accumulated, or None.
             scratch: Entries for `Replica.scratch`.
             exact: Whether a replica without rows gets an empty batch.
@@ -100,7 +115,7 @@ class SynchronousEngine(Engine):
                 num_replicas=self.num_replicas,
                 strategy=self.strategy,
                 rows=part_rows,
-                total_rows=rows,
+                total_rows=None if rows is None else tf.reduce_sum(rows),
                 sync_batch_norm=self.sync_batch_norm,
                 window=window,
                 several_workers=self.num_workers > 1,
@@ -127,7 +142,11 @@ class SynchronousEngine(Engine):
             return batch, rows
         if self.num_replicas == 1:
             return drop_optionals(batch), rows
-        begin, end = self.shard.replica_rows(rows, index)
+        if rows.shape.rank == 0:
+            begin, end = self.shard.replica_rows(rows, index)
+        else:
+            begin = tf.reduce_sum(rows[self.shard.first : index])
+            end = begin + rows[index]
         with tf.device("CPU:0"):
             own = end - begin
             if not exact:
@@ -142,11 +161,13 @@ class SynchronousEngine(Engine):
 
     def build(self, step, element_spec, window=None):
         def trace(element):
-            rows, batch = element
+            rows, batch = tf.reduce_sum(element[0]), element[1]
             current = replica.Replica(rows=rows, total_rows=rows, building=True, window=window)
             with contextlib.ExitStack() as stack:
                 if self.strategy is not None:
-                    stack.enter_context(tf.distribute.ReplicaContext(self.strategy, 0))
+                    # A replica of this worker: variables have copies of no other.
+                    own = tf.distribute.ReplicaContext(self.strategy, self.shard.first)
+                    stack.enter_context(own)
                 stack.enter_context(replica.activate(current))
                 step(drop_optionals(batch))
 
@@ -217,35 +238,60 @@ class SynchronousEngine(Engine):
         )
         return int(total["steps"]), bool(total["stop"])
 
+    def _sum_over_tasks(self, packed):
+        if self._sum is None:
+            self._sum = compat.compiled(
+                functools.partial(compat.sum_over_tasks, num_workers=self.num_workers),
+                reduce_retracing=True,
+            )
+        return self._sum(tf.constant(packed)).numpy()
+
+    def table(self, values):
+        """Returns float64 `[workers, values]`: the numbers of every worker, which all must give.
+
+        Args:
+            values: A sequence of numbers, equally long on all workers.
+        """
+        table = np.zeros([self.num_workers, len(values)])
+        table[self.worker] = values
+        return self.sum_over_workers({"table": table})["table"] if len(values) else table
+
+    def count_everywhere(self, counts):
+        """Returns the rows of every replica of the job, `[num_replicas]`.
+
+        Args:
+            counts: int32 `[replicas of this worker]`, their rows.
+        """
+        others = self.num_replicas - self.shard.first - self.shard.count
+        return compat.sum_over_tasks(tf.pad(counts, [[self.shard.first, others]]), self.num_workers)
+
     @contextlib.contextmanager
     def named_losses(self):
         """Turns TensorFlow's errors about a lost peer into one that names the worker."""
         try:
             yield
         except workers.LOST as error:
-            if self.num_workers == 1:
+            loss = None if self.watch is None else workers.lost(error, self.cluster, self.watch)
+            if loss is None:
                 raise
-            raise workers.lost(error, self.cluster, self.worker) from error
+            self.watch.farewell()
+            raise loss from error
 
     def sum_over_workers(self, arrays):
         if self.num_workers == 1 or not arrays:
             return arrays
         names = sorted(arrays)
         packed = np.concatenate([np.ravel(arrays[name]) for name in names])
-        outputs = self.run(
-            _sum_first_replica,
-            (replica.PerReplica([packed] + [np.zeros_like(packed)] * (self.shard.count - 1)),),
-        )
-        total, result, offset = np.asarray(outputs[0]), {}, 0
+        if packed.dtype.kind in "biu":
+            packed = packed.astype("int64")
+        elif packed.dtype != np.float64:
+            packed = packed.astype("float32")
+        total, result, offset = self._sum_over_tasks(packed), {}, 0
         for name in names:
             size = np.size(arrays[name])
             result[name] = total[offset : offset + size].reshape(np.shape(arrays[name]))
             offset += size
         return result
-
-
-def _sum_first_replica(value):
-    return replica.all_sum(value)
 
 
 def local_results(strategy, outputs):

@@ -10,6 +10,7 @@ shared by all processes.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -84,12 +85,11 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def configurations(roles):
+def configurations(roles, addresses=None):
     """One TF_CONFIG for each process of `roles`, such as {"worker": 2, "ps": 1}."""
-    ports = iter(free_ports(sum(roles.values())))
-    cluster = {
-        role: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for role, count in roles.items()
-    }
+    count = sum(roles.values())
+    addresses = iter(addresses or [f"127.0.0.1:{port}" for port in free_ports(count)])
+    cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
     return [
         json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
         for role, count in roles.items()
@@ -97,7 +97,18 @@ def configurations(roles):
     ]
 
 
-def run_job(module, folder, *arguments, shared=None, timeout=240, **roles):
+def run_job(
+    module,
+    folder,
+    *arguments,
+    shared=None,
+    timeout=240,
+    addresses=None,
+    prefixes=(),
+    absent=(),
+    during=None,
+    **roles,
+):
     """Runs `python -m module` in one process per task and waits for all of them.
 
     Args:
@@ -106,6 +117,10 @@ def run_job(module, folder, *arguments, shared=None, timeout=240, **roles):
         arguments: further words for every process.
         shared: the folder that the processes share; `folder / "shared"` without one.
         timeout: seconds after which all that still run are killed.
+        addresses: "host:port" of each process; free ports of 127.0.0.1 without them.
+        prefixes: words in front of the command of each process.
+        absent: numbers of processes that are not started; their exit code is None.
+        during: function of the processes and the paths of their results, called meanwhile.
         roles: number of tasks of each type: `worker=2`.
 
     Returns:
@@ -116,10 +131,15 @@ def run_job(module, folder, *arguments, shared=None, timeout=240, **roles):
         path.mkdir(parents=True, exist_ok=True)
     processes, logs, paths = [], [], []
     with contextlib.ExitStack() as stack:
-        for number, configuration in enumerate(configurations(roles)):
+        for number, configuration in enumerate(configurations(roles, addresses)):
             logs.append(folder / f"{number}.log")
             paths.append(folder / f"{number}.json")
-            command = [sys.executable, "-m", module, paths[-1], shared, *arguments]
+            if number in absent:
+                logs[-1].touch()
+                processes.append(None)
+                continue
+            prefix = prefixes[number] if prefixes else ()
+            command = [*prefix, sys.executable, "-m", module, paths[-1], shared, *arguments]
             process = subprocess.Popen(
                 [str(word) for word in command],
                 cwd=REPOSITORY,
@@ -127,16 +147,25 @@ def run_job(module, folder, *arguments, shared=None, timeout=240, **roles):
                 stdout=stack.enter_context(logs[-1].open("w")),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
             stack.callback(kill, process)
             processes.append(process)
         limit = time.monotonic() + timeout
-        codes = [wait(process, limit - time.monotonic()) for process in processes]
+        if during is not None:
+            during(processes, paths)
+        codes = [process and wait(process, limit - time.monotonic()) for process in processes]
     return Job(
         codes,
         [log.read_text(errors="replace") for log in logs],
         [json.loads(path.read_text()) if path.exists() else {} for path in paths],
     )
+
+
+def end_with_parent():
+    """Lets this process be killed when the tests are (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def wait(process, seconds):

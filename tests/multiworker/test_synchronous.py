@@ -39,7 +39,8 @@ def folder(tmp_path_factory):
 def job(folder):
     """All scenarios, once, in one pair of processes."""
     write_records(folder / "rows.tfrecord")
-    return run_job("tests.multiworker.synchronous", folder / "job", shared=folder, worker=2)
+    arguments = ("tests.multiworker.synchronous", folder / "job", "scenarios", 1)
+    return run_job(*arguments, shared=folder, worker=2)
 
 
 @pytest.fixture
@@ -189,12 +190,17 @@ def test_b55w_second_job_goes_on(tmp_path):
     assert_close(assert_equal_workers(second.results("weights")), unbroken["weights"])
 
 
-def test_b58_lost_worker_is_named(tmp_path):
-    """tensorflow#42498: worker 1 ends in batch 5: worker 0 fails within 120 s and names it."""
-    job = run_job("tests.multiworker.lost_peer", tmp_path, timeout=200, worker=2)
-    assert job.codes[1] == 3, job.report()
-    assert job.codes[0] not in (0, None), job.report()
-    chief = job.entries[0]
-    assert "error" in chief, job.report()
-    assert re.search(r"worker[^\n]{0,12}\b1\b", chief["error"]), chief["error"]
-    assert chief["seconds"] < 120
+@pytest.mark.slow
+def test_strategy_of_the_user(tmp_path):
+    """A MultiWorkerMirroredStrategy that the script has made trains as one device."""
+    job = run_job("tests.multiworker.own_strategy", tmp_path, timeout=120, worker=2)
+    assert job.codes == [0, 0], job.report()
+    trained = assert_equal_workers(job.results("trained"))
+    predicted = assert_equal_workers(job.results("predicted"))
+    x = np.linspace(-1, 1, 33, dtype="float32").reshape(11, 3)
+    model = scenarios.seeded_network()
+    expected = scenarios.train(model, x, x[:, :1] ** 2, batch_size=4, epochs=2)
+    assert_close(trained, expected, what="trained")
+    assert_close(predicted, model.predict(x, verbose=0), what="predicted")
+    assert "MultiWorkerMirroredStrategy that was passed" in job.results("plan")[1]
+    assert "1 of 2" in job.results("plan")[1]

@@ -1,0 +1,88 @@
+"""The parity registry over processes: workers with one or more devices equal one device."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+from tests.helpers import assert_close
+from tests.multiworker.jobs import run_job
+from tests.parity.registry import ROWS
+from tests.parity.test_parity import reference
+
+pytestmark = pytest.mark.multiprocess
+
+# (workers, devices of each)
+SHAPES = ((2, 1), (2, 2), (3, 1))
+# What `make test` runs, on 2 workers with this many devices each.
+SAMPLE = {
+    "tail of 1": 2,
+    "masks and sample weights": 1,
+    "scalar loss, mean": 2,
+    "accumulation, partial": 1,
+    "sync BatchNormalization": 1,
+}
+
+
+def cases():
+    """(row, shape); what `make test` leaves out is marked slow."""
+    for shape in SHAPES:
+        for index, row in enumerate(ROWS):
+            marks = () if (2, SAMPLE.get(row.name)) == shape else pytest.mark.slow
+            name = f"{row.name}-{shape[0]}x{shape[1]}".replace(", ", "-").replace(" ", "_")
+            yield pytest.param(index, shape, id=name, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def outcome(request, tmp_path_factory):
+    """A function of a row and a shape: what the row left behind on each worker.
+
+    All rows that were asked for share the processes of a shape.
+    """
+    asked = [item.callspec.params for item in request.session.items if item.path.samefile(__file__)]
+
+    @functools.cache
+    def job(shape):
+        folder = tmp_path_factory.mktemp(f"parity{shape[0]}x{shape[1]}")
+        names = []
+        for index in sorted({case["index"] for case in asked if case["shape"] == shape}):
+            names.append(ROWS[index].name)
+            np.savez(folder / f"{names[-1]}.npz", *reference(index)[0])
+        return run_job(
+            "tests.multiworker.parity",
+            folder / "job",
+            shape[1],
+            *names,
+            shared=folder,
+            timeout=280,
+            worker=shape[0],
+        )
+
+    def get(index, shape):
+        results = job(shape).results(ROWS[index].name)
+        for result in results:
+            assert "error" not in result, result["error"]
+        return results
+
+    return get
+
+
+@pytest.mark.parametrize("index, shape", list(cases()))
+def test_workers_equal_one_device(outcome, index, shape):
+    row, (_, expected) = ROWS[index], reference(index)
+    first, *others = outcome(index, shape)
+    assert all(other == first for other in others), "the workers differ"
+    assert first["replicas"] == shape[0] * shape[1]
+    assert_close(first["weights"], [w.tolist() for w in expected.weights], row.rtol, "weights")
+    assert_close(first["history"], expected.history, row.rtol, "history")
+    assert_close(first["evaluation"], expected.evaluation, row.rtol, "evaluate")
+    assert_close(
+        first["predictions"],
+        keras.tree.map_structure(np.ndarray.tolist, expected.predictions),
+        row.rtol,
+        "predict",
+    )
+    assert first["iterations"] == expected.iterations
+    if hasattr(expected.optimizer, "dynamic_scale"):
+        assert first["scale"] == float(expected.optimizer.dynamic_scale)
