@@ -120,13 +120,13 @@ class Watch:
             return ()
         self._stopping.wait(INTERVAL)  # what was lost at the same time is seen by now
         silent = self.silent() or silent
-        # A peer that is only slow to answer is not lost while another one is gone.
-        certain = {
-            peer: seconds
-            for peer, seconds in silent.items()
-            if peer in self._gone or seconds > self.limit / 2
-        }
-        silent = certain or silent
+        if any(peer in self._gone for peer in silent):
+            # Beside a peer that is gone, one that is only slow to answer is not lost.
+            silent = {
+                peer: seconds
+                for peer, seconds in silent.items()
+                if peer in self._gone or seconds > self.limit / 2
+            }
         longest = max(silent.values())
         return tuple(
             sorted(peer for peer, seconds in silent.items() if longest - seconds < self.together)
