@@ -83,7 +83,7 @@ class _Watch:
     def __init__(self, engine, loop, batch, rows, window):
         with tf.device("CPU:0"):
             dataset = tf.data.Dataset.from_tensors((tf.constant(rows, tf.int32), batch))
-            self._iterator = iter(dataset.repeat())
+            self._iterator = iter(dataset.map(_with_open_rows).repeat())
         self._engine, self._loop = engine, loop
         self._steps = None
         self.best, self.peak = float("inf"), 0
@@ -100,6 +100,17 @@ class _Watch:
         started = time.perf_counter()
         self._loop(self._iterator, steps)
         return (time.perf_counter() - started) / steps
+
+
+def _with_open_rows(rows, batch):
+    """Forgets how many rows a batch has, so that batches of all sizes share one trace."""
+
+    def forget(leaf):
+        if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+            return leaf
+        return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+
+    return rows, tf.nest.map_structure(forget, batch)
 
 
 def _iterations(session):
