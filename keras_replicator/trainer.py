@@ -118,6 +118,7 @@ class ReplicatedTrainer:
             compat.ensure_global_seed_generator()
             with alike(self._engine, "the model"):
                 self._models = Models(model, self._engine)
+        compat.ensure_global_seed_generator()  # a build function that sets a seed has dropped it
         self._models.route_to(self)
         self._session = Session(plan, self._engine, self._models, seed)
         self._session.phases = Phases(self._models, self._engine, None, self._steps)
