@@ -477,6 +477,11 @@ def adapter_for(x, y=None, sample_weight=None, *, batch_size, steps, shuffle, cl
     )
 
 
+def take_signature(adapter, other):
+    """Gives an adapter the types and shapes of batches that another one has found."""
+    adapter._output_signature = other._output_signature
+
+
 def is_array_adapter(adapter):
     """Whether an adapter holds arrays that can be read by index."""
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -1072,6 +1077,61 @@ def reads_first_replica(variable):
 def plain_numbers(history):
     """Returns a history with Python floats, which JSON takes."""
     return {name: [float(value) for value in values] for name, values in history.items()}
+
+
+# Attributes of callbacks that are no state of theirs: what Keras hands them, open machinery, and
+# `min_delta`, whose sign Keras turns in each process once it knows the direction of the monitor.
+CALLBACK_MACHINERY = frozenset(
+    (
+        "model",
+        "_model",
+        "params",
+        "validation_data",
+        "append",
+        "min_delta",
+        "_is_tracing",
+        "_profiler_started",
+    )
+)
+
+
+def pipeline_parts(dataset):
+    """Returns `(kind, shuffles in front of it, has a seed)` of each part of a pipeline.
+
+    Args:
+        dataset: A `tf.data.Dataset`. Data sets that its functions make are not looked into.
+    """
+    parts, stack = [], [(dataset, 0)]
+    while stack:
+        node, depth = stack.pop()
+        kind = type(node).__name__
+        seeds = (getattr(node, "_seed", 0), getattr(node, "_seed2", 0))
+        has_seed = "Shuffle" in kind and any(int(seed) for seed in seeds)
+        parts.append((kind, depth, has_seed))
+        stack.extend((parent, depth + ("Shuffle" in kind)) for parent in node._inputs())
+    return parts
+
+
+def save_iterator(iterator):
+    """Returns the place of a `tf.data` iterator as a variant tensor.
+
+    Raises:
+        tf.errors.OpError: When its pipeline holds something that TensorFlow cannot save.
+    """
+    fail_on_external_state = 2  # tf.data.experimental.ExternalStatePolicy.FAIL
+    return tf.raw_ops.SerializeIterator(
+        resource_handle=iterator._iterator_resource,
+        external_state_policy=fail_on_external_state,
+    )
+
+
+def restore_iterator(iterator, place):
+    """Sets a `tf.data` iterator to a place that `save_iterator` returned.
+
+    Raises:
+        tf.errors.OpError: When its pipeline is another one.
+    """
+    tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=place)
 
 
 def profiles_batches(tensorboard):

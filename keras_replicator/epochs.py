@@ -98,17 +98,19 @@ class Hooks:
         model: The Keras model whose stop flag counts.
         read: Function that returns the logs, or None (predict).
         looked_at: Whether somebody wants logs after each call.
+        ends_early: Function that says whether the run is about to end, or None.
     """
 
     _FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
-    def __init__(self, phase, callbacks, model, read=None, looked_at=False):
+    def __init__(self, phase, callbacks, model, read=None, looked_at=False, ends_early=None):
         self._begin = getattr(callbacks, f"on_{phase}_batch_begin")
         self._end = getattr(callbacks, f"on_{phase}_batch_end")
         self._flag = self._FLAGS[phase]
         self._model = model
         self._read = read
         self._looked_at = looked_at
+        self._ends_early = ends_early
         self.outputs = []
         setattr(model, self._flag, False)
 
@@ -125,8 +127,9 @@ class Hooks:
             self._end(step, self._read() if self._looked_at else {})
 
     def stopped(self):
-        """Whether a callback has set the model's stop flag."""
-        return bool(getattr(self._model, self._flag))
+        """Whether a callback has set the model's stop flag, or the run is about to end."""
+        ends_early = self._ends_early is not None and self._ends_early()
+        return ends_early or bool(getattr(self._model, self._flag))
 
     def stop(self):
         """Sets the flag, because another worker has."""

@@ -31,42 +31,62 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
     hooks = Hooks("train", callbacks, host, phase.reader.read, looked_at)
     compat.reset_initial_epoch(host)
     callbacks.on_train_begin()
-    first, start, made, logs = compat.take_initial_epoch(host) or epochs.start, 0, 0, None
+    saver.begun()
+    first, made, logs = compat.take_initial_epoch(host) or epochs.start, 0, None
     if resumed is not None:
-        first, start, made = resumed.epoch, resumed.step, resumed.total_steps - resumed.step
-        resumed.restore_callbacks(listed)
+        first, made, logs = resumed.epoch, resumed.made, resumed.logs
+        if resumed.stopped and not resumed.in_mid_epoch:
+            hooks.stop()
+            first = epochs.stop
+        if not resumed.in_mid_epoch or first not in epochs:
+            saver.go_on(resumed)
+            resumed = None
     for epoch in range(first, epochs.stop):
+        start = 0 if resumed is None else resumed.step
         if not start:
             phase.reader.reset()
         if phase.norms is not None:
             phase.norms.reset()
         callbacks.on_epoch_begin(epoch)
-        # Shuffling follows the epochs that this trainer has seen, over all its fits.
-        data_epoch = max(epoch, session.epochs_seen)
-        stream.begin_epoch(data_epoch, start, epoch - epochs.start)
+        if resumed is not None:
+            # What on_epoch_begin has set was set in the run that is resumed, and changed since.
+            saver.go_on(resumed)
+            if resumed.stopped:
+                hooks.stop()  # a callback has, at the step of the checkpoint
+        if resumed is not None and resumed.is_validating:
+            steps, rows, logs = start, 0, resumed.logs
+        else:
+            # Shuffling follows the epochs that this trainer has seen, over all its fits.
+            data_epoch = max(epoch, session.epochs_seen)
+            stream.begin_epoch(data_epoch, start, epoch - epochs.start)
 
-        def at_boundary(step, epoch=epoch, made=made):
-            return saver.at_step(epoch, step, made + step)
+            def at_boundary(step, epoch=epoch, made=made):
+                return saver.at_step(epoch, step, made + step, hooks.stopped())
 
-        steps, rows = run_epoch(
-            agreement,
-            phase.loop,
-            stream,
-            pacing,
-            hooks,
-            start=start,
-            made=made,
-            window=session.window,
-            boundary=at_boundary,
-        )
-        saver.leave_if_preempted()
-        made, start = made + steps, 0
-        session.window.flush(phase.loop)
-        logs = session.read(phase.reader)
-        stream.end_epoch()
-        session.epochs_seen = data_epoch + 1
+            steps, rows = start, 0
+            if resumed is None or not resumed.stopped:
+                steps, rows = run_epoch(
+                    agreement,
+                    phase.loop,
+                    stream,
+                    pacing,
+                    hooks,
+                    start=start,
+                    made=made,
+                    window=session.window,
+                    boundary=at_boundary,
+                )
+            saver.leave_if_preempted()
+            session.window.flush(phase.loop)
+            logs = session.read(phase.reader)
+            stream.end_epoch()
+            session.epochs_seen = data_epoch + 1
+        made, resumed = made + steps, None
         if validation is not None and compat.should_eval(host, epoch, validation_freq):
-            results = evaluate_stream(session, validation, callbacks)
+            before = saver.before_validation()
+            results = evaluate_stream(session, validation, callbacks, lambda: saver.preempted)
+            if before is not None:
+                saver.in_validation(epoch, steps, made, logs, before)
             logs.update({f"val_{name}": value for name, value in results.items()})
         norms = {} if phase.norms is None else {"gradient_norms": phase.norms.read()}
         for callback in listed:
@@ -74,7 +94,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
                 callback.params.update(rows_seen=rows, **norms)
         callbacks.on_epoch_end(epoch, logs)
         agreement.align(host)
-        saver.at_epoch_end(epoch, made)
+        saver.at_epoch_end(epoch, made, logs, hooks.stopped())
         if engine.agree(0, hooks.stopped())[1]:
             hooks.stop()
             break
@@ -86,19 +106,20 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
     agreement.on_call(0, False)  # nobody leaves while others still need it
 
 
-def evaluate_stream(session, stream, callbacks):
+def evaluate_stream(session, stream, callbacks, ends_early=None):
     """Runs one evaluation and returns its logs.
 
     Args:
         session: The `Session`.
         stream: The `Stream` of data.
         callbacks: Keras' `CallbackList`.
+        ends_early: Function that says whether the run is about to end, or None.
     """
     phase = session.phases.get("test", stream.source.element_spec)
     listed = compat.callbacks_of(callbacks)
     pacing = Pacing(session.compilation.steps_per_execution, listed, "test")
     looked_at = _looked_at(session.engine, listed, pacing)
-    hooks = Hooks("test", callbacks, session.models.host, phase.reader.read, looked_at)
+    hooks = Hooks("test", callbacks, session.models.host, phase.reader.read, looked_at, ends_early)
     callbacks.on_test_begin()
     phase.reader.reset()
     stream.rewind()

@@ -1,15 +1,16 @@
-"""The whole state of a run, as NumPy arrays and JSON values, and back again.
+"""The variables of a run as NumPy arrays, and back again.
 
 What belongs to all replicas alike (weights, slots, seeds, statistics) is stored once. What each
 replica holds a part of (metric sums, accumulated gradients) is stored per replica: the same number
 of replicas gets its own parts back, another number gets their sum.
 """
 
-import keras
 import numpy as np
 
 from keras_replicator import compat
 from keras_replicator.checkpoints import CheckpointError
+
+_WINDOW_ROWS = "window/rows"  # counted alike on all replicas
 
 
 class RunState:
@@ -40,21 +41,52 @@ class RunState:
     def partial(self, window):
         """Returns `{name: variable}` of what each replica holds a part of."""
         found = {}
-        for metric in sorted(compat.leaf_metrics(self._host), key=lambda metric: metric.name):
-            for number, variable in enumerate(metric.variables):
-                found[_unique(found, f"metric/{metric.name}/{number}")] = variable
-        for number, variable in enumerate(window.variables() if window is not None else []):
-            found[f"window/{number}"] = variable
+        for number, metric in enumerate(compat.leaf_metrics(self._host)):
+            found.update({f"metric/{number}/{i}": v for i, v in enumerate(metric.variables)})
+        if window is not None and window.rows is not None:
+            rows, *gradients = window.variables()
+            found[_WINDOW_ROWS] = rows
+            found.update({f"window/{i}": v for i, v in enumerate(gradients)})
         return found
 
+    def holds_all(self, tensors):
+        """Whether every variable of the tensors' run exists here already."""
+        own = self.shared()
+        written = {name for name in tensors if name.startswith(("model/", "optimizer/", "seed/"))}
+        return set(own) == written
+
+    def seeds(self):
+        """Returns the states of random streams, as arrays by name."""
+        return {
+            name: np.array(compat.first_copy(variable))
+            for name, variable in self.shared().items()
+            if name.startswith("seed/")
+        }
+
+    def restore_seeds(self, seeds):
+        """Sets random streams back to what `seeds` returned."""
+        shared = self.shared()
+        with self._engine.cross_replica():
+            for name, value in seeds.items():
+                shared[name].assign(value)
+
+    def paths(self):
+        """Returns `{name: path of the variable}`, for people."""
+        return {name: variable.path for name, variable in self.shared().items()}
+
     def collect(self, window, log_totals):
-        """Returns all tensors as NumPy arrays, equal on every worker."""
+        """Returns all tensors as NumPy arrays, equal on every worker.
+
+        Args:
+            window: The `GradientWindow` where it is open, else None.
+            log_totals: Sums of a custom step's logs on this worker.
+        """
         tensors = {name: np.array(compat.first_copy(v)) for name, v in self.shared().items()}
         parts = {}
         for name, variable in self.partial(window).items():
             copies = [copy.numpy() for copy in compat.replica_copies(variable)]
             stacked = np.zeros((self._engine.num_replicas, *copies[0].shape), copies[0].dtype)
-            first = self._engine.shard.first if len(copies) > 1 or stacked.shape[0] > 1 else 0
+            first = self._engine.shard.first
             stacked[first : first + len(copies)] = copies
             parts[name] = stacked
         parts.update({f"log/{name}": total for name, total in log_totals.items()})
@@ -63,124 +95,66 @@ class RunState:
             tensors[name] = array.astype(dtypes[name])
         return tensors
 
-    def restore(self, tensors, window, logs):
-        """Sets every variable from NumPy arrays.
+    def check(self, tensors, in_mid_epoch=False):
+        """Finds out whether tensors fit, before anything is changed.
+
+        Args:
+            tensors: Dict of NumPy arrays.
+            in_mid_epoch: Whether metrics are needed, too; a new epoch resets them.
 
         Raises:
-            CheckpointError: When a tensor is missing or has another shape; nothing is changed.
+            CheckpointError: When a tensor is missing or has another shape.
         """
-        shared, partial = self.shared(), self.partial(window)
-        for name, variable in shared.items():
-            found = tensors.get(name)
-            if found is None or tuple(found.shape) != tuple(variable.shape):
-                have = "is missing" if found is None else f"has shape {tuple(found.shape)}"
+        wanted = {name: (v.path, tuple(v.shape)) for name, v in self.shared().items()}
+        found = {name: tuple(tensors[name].shape) for name in tensors}
+        if in_mid_epoch:
+            for name, variable in self.partial(None).items():
+                wanted[name] = (variable.path, tuple(variable.shape))
+                if name in found:
+                    found[name] = found[name][1:]
+        for name, (path, shape) in wanted.items():
+            if found.get(name) != shape:
+                have = f"has shape {found[name]}" if name in found else "is missing"
                 raise CheckpointError(
-                    f"The checkpoint does not fit: {name} ('{variable.path}', shape "
-                    f"{tuple(variable.shape)}) {have} in it. Build the model and optimizer that "
-                    "the checkpoint was written with. Nothing was restored."
+                    f"The checkpoint does not fit: {name} ('{path}', shape {shape}) {have} in it. "
+                    "Build and compile the model as it was when the checkpoint was written. "
+                    "Nothing was restored."
                 )
+
+    def restore(self, tensors, window, logs):
+        """Sets every variable from NumPy arrays that fit.
+
+        Args:
+            tensors: Dict of NumPy arrays.
+            window: The `GradientWindow`, or None.
+            logs: The `StepLogs` of a custom step, or None.
+        """
         with self._engine.cross_replica():
-            for name, variable in shared.items():
+            for name, variable in self.shared().items():
                 variable.assign(tensors[name])
-        for name, variable in partial.items():
-            if name in tensors:
-                self._restore_parts(variable, tensors[name])
+        for name, variable in self.partial(window).items():
+            if name in tensors and tensors[name].shape[1:] == tuple(variable.shape):
+                self._restore_parts(name, variable, tensors[name])
+            elif name.startswith("window/"):
+                for copy in compat.replica_copies(variable):
+                    copy.assign(np.zeros(copy.shape))
         if logs is not None:
             logs.restore(
                 {n[len("log/") :]: t for n, t in tensors.items() if n.startswith("log/")},
                 self._engine.worker == 0,
             )
 
-    def _restore_parts(self, variable, parts):
-        copies = compat.replica_copies(variable)
+    def _restore_parts(self, name, variable, parts):
+        copies, first = compat.replica_copies(variable), self._engine.shard.first
         if parts.shape[0] == self._engine.num_replicas:
-            first = self._engine.shard.first
             for copy, part in zip(copies, parts[first : first + len(copies)]):
                 copy.assign(part)
             return
-        total = parts[0] if compat.reads_first_replica(variable) else parts.sum(axis=0)
+        # Accumulated gradients add up, whatever readers of their variable see.
+        is_equal = name == _WINDOW_ROWS or (
+            not name.startswith("window/") and compat.reads_first_replica(variable)
+        )
+        total = parts[0] if is_equal else parts.sum(axis=0)
         for number, copy in enumerate(copies):
-            mine = compat.reads_first_replica(variable) or self._engine.shard.first + number == 0
+            mine = is_equal or first + number == 0
             copy.assign(total.astype(parts.dtype) if mine else np.zeros_like(total))
-
-
-def _unique(names, name):
-    number, unique = 1, name
-    while unique in names:
-        number += 1
-        unique = f"{name}~{number}"
-    return unique
-
-
-# -------------------------------------------------------------------------------- callbacks
-
-
-def callback_states(callbacks):
-    """Returns `(entries, tensors)`: the plain attributes of callbacks, and arrays among them."""
-    entries, tensors = [], {}
-    for number, callback in enumerate(callbacks):
-        values = {}
-        for name, value in vars(callback).items():
-            if _is_array_list(value):
-                for index, array in enumerate(value):
-                    tensors[f"callback/{number}/{name}/{index}"] = np.asarray(array)
-                values[name] = {"arrays": len(value)}
-            elif _is_plain(value):
-                values[name] = _to_json(value)
-        if isinstance(callback, keras.callbacks.ProgbarLogger):
-            values = {}
-        entries.append({"class": type(callback).__name__, "values": values})
-    return entries, tensors
-
-
-def restore_callbacks(callbacks, entries, tensors):
-    """Gives callbacks their attributes back, matched by class in order."""
-    left = list(enumerate(entries))
-    for callback in callbacks:
-        match = next((e for e in left if e[1]["class"] == type(callback).__name__), None)
-        if match is None:
-            continue
-        left.remove(match)
-        number, entry = match
-        for name, value in entry["values"].items():
-            if isinstance(value, dict) and set(value) == {"arrays"}:
-                value = [tensors[f"callback/{number}/{name}/{i}"] for i in range(value["arrays"])]
-            else:
-                value = _from_json(value)
-            setattr(callback, name, value)
-
-
-def _is_plain(value):
-    if isinstance(value, (bool, int, float, str, np.number)) or value is None:
-        return True
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(part) for part in value)
-    return isinstance(value, dict) and all(
-        isinstance(key, str) and _is_plain(part) for key, part in value.items()
-    )
-
-
-def _is_array_list(value):
-    return isinstance(value, list) and bool(value) and all(isinstance(v, np.ndarray) for v in value)
-
-
-def _to_json(value):
-    if isinstance(value, np.number):
-        value = value.item()
-    if isinstance(value, float) and not np.isfinite(value):
-        return {"float": str(value)}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(part) for part in value]
-    if isinstance(value, dict):
-        return {key: _to_json(part) for key, part in value.items()}
-    return value
-
-
-def _from_json(value):
-    if isinstance(value, dict):
-        if set(value) == {"float"}:
-            return float(value["float"])
-        return {key: _from_json(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_from_json(part) for part in value]
-    return value

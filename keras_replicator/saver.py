@@ -6,32 +6,20 @@ Workers agree on each one, and the chief writes while training goes on.
 """
 
 import concurrent.futures
-import dataclasses
 import json
 import sys
 
 import keras
+import tensorflow as tf
 
-from keras_replicator import checkpoints, compat
-from keras_replicator.run_state import RunState, callback_states, restore_callbacks
+from keras_replicator import checkpoints
+from keras_replicator.callback_states import CallbackStates, plain
+from keras_replicator.checkpoints import CheckpointError
+from keras_replicator.resumed import find
+from keras_replicator.run_state import RunState
 
 # The exit code of a run that was preempted and saved (EX_TEMPFAIL): start it again.
 PREEMPTED = 75
-
-
-@dataclasses.dataclass
-class Resumed:
-    """Where a resumed run goes on."""
-
-    epoch: int
-    step: int
-    total_steps: int
-    entries: list
-    tensors: dict
-
-    def restore_callbacks(self, callbacks):
-        """Gives callbacks the state that they had."""
-        restore_callbacks(callbacks, self.entries, self.tensors)
 
 
 class Saver:
@@ -44,10 +32,12 @@ class Saver:
     def __init__(self, session):
         self._session = session
         self._callbacks = []
+        self._states = CallbackStates([])
         self._phase = None
+        self._streams = {}  # "train" and "validation" -> Stream
         self._requests = {}  # directory -> keep
         self._pending = None  # what was read before the variables existed
-        self._position = (0, 0, 0)  # epoch, step of the epoch, steps of the run
+        self._position = {"epoch": 0, "step": 0, "total_steps": 0}
         self._writing = None
         self._pool = None
         self._config = None
@@ -59,104 +49,193 @@ class Saver:
         """Saves now, or at the next boundary while training."""
         self._requests[str(directory)] = keep
         if not self._session.training:
-            self._write_requested(*self._position)
+            self._write_requested(self._position)
             self.finish()
 
     def preempt(self):
         """Asks for a checkpoint and the end of the run at the next boundary."""
+        if not self._checkpoints():
+            raise RuntimeError(
+                "trainer.preempt() saves a run and ends it, and needs a folder to save it in: add "
+                "kr.callbacks.Checkpoint to the callbacks of the fit that is to be preempted."
+            )
         self.preempted = True
 
-    def at_step(self, epoch, step, total_steps):
-        """Saves what was asked for; returns whether the run must end."""
-        for callback in self._callbacks:
-            if getattr(callback, "saves_when_preempted", False):
-                callback.on_steps_made(total_steps)
-        self._agree()
-        self._write_requested(epoch, step, total_steps)
+    def at_step(self, epoch, step, total_steps, stopped):
+        """Saves what was asked for; returns whether the run must end.
+
+        Args:
+            epoch: Number of the epoch.
+            step: Steps of the epoch that were made.
+            total_steps: Steps of the run.
+            stopped: Whether a callback of this worker has ended the training.
+        """
+        for callback in self._checkpoints():
+            callback.on_steps_made(total_steps)
+        stopped = self._agree(stopped)
+        position = {"epoch": epoch, "step": step, "total_steps": total_steps}
+        self._write_requested({**position, "stopped": stopped})
         return self.preempted
 
-    def at_epoch_end(self, epoch, total_steps):
-        """Saves what was asked for at the end of an epoch."""
+    def at_epoch_end(self, epoch, total_steps, logs, stopped):
+        """Saves what was asked for at the end of an epoch.
+
+        Args:
+            epoch: Number of the epoch that has ended.
+            total_steps: Steps of the run.
+            logs: Logs of the epoch.
+            stopped: Whether a callback of this worker has ended the training.
+        """
+        stopped = self._agree(stopped)
+        position = {"epoch": epoch + 1, "step": 0, "total_steps": total_steps}
+        self._write_requested({**position, "logs": plain(logs), "stopped": stopped})
+        self.leave_if_preempted()
+
+    def before_validation(self):
+        """Notes what a validation changes, in case that it is interrupted."""
+        if not self._checkpoints():
+            return None
+        return self._state().seeds(), self._positions()
+
+    def in_validation(self, epoch, step, total_steps, logs, before):
+        """Ends a run that was preempted in its validation, which is then begun anew.
+
+        Args:
+            epoch: Number of the epoch.
+            step: Steps of the epoch.
+            total_steps: Steps of the run.
+            logs: Logs of the training of this epoch.
+            before: What `before_validation` returned.
+        """
         self._agree()
-        self._write_requested(epoch + 1, 0, total_steps)
+        if not self.preempted:
+            return
+        seeds, positions = before
+        self._state().restore_seeds(seeds)
+        position = {"epoch": epoch, "step": step, "total_steps": total_steps}
+        position.update(validating=True, logs=plain(logs))
+        self._write_requested(position, positions)
         self.leave_if_preempted()
 
     def leave_if_preempted(self):
         """Ends a preempted run, saved, with the code that means: start it again."""
-        if self.preempted:
-            self.finish()
-            raise SystemExit(PREEMPTED)
+        if not self.preempted:
+            return
+        error = self._outcome()
+        self._raise_together(error)
+        raise SystemExit(PREEMPTED)
 
     def finish(self):
         """Waits for the thread that writes, and raises what went wrong there."""
-        for callback in self._callbacks if not self._session.training else ():
-            if getattr(callback, "saves_when_preempted", False):
-                callback.restore_signals()
+        for callback in self._checkpoints() if not self._session.training else ():
+            callback.restore_signals()
+        error = self._outcome()
+        if error is not None:
+            raise error
+
+    def _outcome(self):
+        """Waits for the thread that writes; returns its error, or None."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        return None if writing is None else writing.exception()
 
-    def _agree(self):
-        """One worker's signal or clock counts for all."""
+    def _checkpoints(self):
+        """The callbacks that save when a run is preempted."""
+        return [c for c in self._callbacks if getattr(c, "saves_when_preempted", False)]
+
+    def _agree(self, stopped=False):
+        """One worker's signal, the chief's clock and the chief's disk count for all.
+
+        Returns:
+            Whether some worker has stopped.
+        """
         engine = self._session.engine
-        if engine.num_workers == 1:
-            return
-        self.preempted = engine.agree(0, self.preempted)[1]
-        wanted = engine.agree(0, bool(self._requests) and self._session.plan.is_chief)[1]
-        if not wanted:
-            self._requests = {}
-        elif not self._requests:
-            self._requests = {"": None}  # the chief's clock was due, and it knows the folder
+        error = None
+        if self._writing is not None and self._writing.done():
+            error = self._outcome()
+        if engine.num_workers > 1:
+            is_chief = self._session.plan.is_chief
+            total = engine.sum_over_workers(
+                {
+                    "preempted": float(self.preempted),
+                    "wanted": float(is_chief and bool(self._requests)),
+                    "failed": float(error is not None),
+                    "stopped": float(stopped),
+                }
+            )
+            stopped = total["stopped"]
+            self.preempted = bool(total["preempted"])
+            if not total["wanted"]:
+                self._requests = {}
+            elif not self._requests:
+                self._requests = {"": None}  # the chief's clock was due, and it knows the folder
+            if error is None and total["failed"]:
+                error = CheckpointError("The chief could not write a checkpoint; see its error.")
+        if error is not None:
+            raise error
+        if self.preempted:
+            for callback in self._checkpoints():
+                callback.on_preempted()
+        return bool(stopped)
 
-    def _write_requested(self, epoch, step, total_steps):
-        self._position = (epoch, step, total_steps)
+    def _raise_together(self, error):
+        """Raises an error of one worker on all of them."""
+        total = self._session.engine.sum_over_workers({"failed": float(error is not None)})
+        if error is not None:
+            raise error
+        if total["failed"]:
+            raise CheckpointError(
+                "Another worker could not read or write a checkpoint; see its error. Every worker "
+                "must see the folder of checkpoints."
+            )
+
+    def _write_requested(self, position, positions=None):
+        self._position = position
         requests, self._requests = self._requests, {}
         if self.preempted:
-            requests.update(self._preemption_folders())
+            requests.update({str(c.directory): c.keep for c in self._checkpoints()})
         if not requests:
             return
         if self._config is None:
-            self._config = _model_config(self._session.models.host)
-        tensors, state = self._collect(epoch, step, total_steps)
+            self._config = _model_config(self._session.models)
+        tensors, state = self._collect(position, positions)
         if not self._session.plan.is_chief:
             return
-        self.finish()
+        places = (self._streams["train"].place() if self._streams else None) or {}
+        error = self._outcome()
+        if error is not None:
+            raise error
         if self._pool is None:
             self._pool = concurrent.futures.ThreadPoolExecutor(1, "keras_replicator-checkpoints")
-        self._writing = self._pool.submit(_write_all, requests, total_steps, tensors, state)
+        total_steps = position["total_steps"]
+        self._writing = self._pool.submit(_write_all, requests, total_steps, tensors, state, places)
 
-    def _preemption_folders(self):
-        return {
-            str(callback.directory): callback.keep
-            for callback in self._callbacks
-            if getattr(callback, "saves_when_preempted", False)
-        }
-
-    def _collect(self, epoch, step, total_steps):
+    def _collect(self, position, positions):
         session, phase = self._session, self._phase
         logs = None if phase is None else phase.logs
-        window = None if phase is None else phase.window
-        tensors = self._state().collect(window, {} if logs is None else logs.totals())
-        entries, arrays = callback_states(self._callbacks)
+        window = None if phase is None or not session.window.steps else phase.window
+        state = self._state()
+        tensors = state.collect(window, {} if logs is None else logs.totals())
+        entries, arrays = self._states.collect()
         tensors.update(arrays)
-        history = (
-            session.models.host.history.history
-            if getattr(session.models.host, "history", None)
-            else {}
-        )
+        history = getattr(session.models.host, "history", None)
         return tensors, {
-            "epoch": epoch,
-            "step": step,
-            "total_steps": total_steps,
+            **position,
             "epochs_seen": session.epochs_seen,
             "shuffle_seed": session.shuffle_seed,
             "window": session.window.steps,
             "num_replicas": session.engine.num_replicas,
-            "history": compat.plain_numbers(history),
+            "num_workers": session.engine.num_workers,
+            "data": self._positions() if positions is None else positions,
+            "history": plain(history.history if history else {}),
             "callbacks": entries,
             "plan": str(session.plan),
+            "versions": {"keras": keras.__version__, "tensorflow": tf.__version__},
+            "paths": state.paths(),
             "model": self._config,
         }
+
+    def _positions(self):
+        return {name: stream.position() for name, stream in self._streams.items()}
 
     def _state(self):
         session = self._session
@@ -166,99 +245,116 @@ class Saver:
 
     def restore(self, directory):
         """Restores what exists now; the rest when a loop has made it."""
-        path, tensors, state = checkpoints.read(directory)
-        self._pending = (path, tensors, state)
+        found = find(str(directory), self._session.engine, self._raise_together)
+        if found is None:
+            raise CheckpointError(
+                f"No complete checkpoint was found. Received: directory={str(directory)!r}. Give "
+                "the folder that kr.callbacks.Checkpoint or trainer.save_checkpoint wrote to."
+            )
+        self._pending = found
         session = self._session
         if session.models.host.built:
             session.build_optimizer()
-        if all(name in tensors for name in self._state().shared()) and _same_count(
-            self._state().shared(), tensors
-        ):
-            self._apply(None)
+        if self._state().holds_all(found.tensors):
+            self._state().check(found.tensors)
+            self._apply(found)
 
-    def prepare(self, resume, callbacks, phase):
+    def prepare(self, resume, callbacks, phase, streams):
         """Called by `fit` when every variable exists.
 
         Args:
             resume: None, a directory, or "auto" for that of the Checkpoint callback.
             callbacks: The callbacks of this fit.
             phase: The training `Phase`.
+            streams: Dict of the `Stream` of "train" and, where there is one, of "validation".
 
         Returns:
             A `Resumed`, or None.
         """
-        self._callbacks, self._phase = callbacks, phase
+        self._callbacks, self._phase, self._streams = callbacks, phase, streams
+        self._states = CallbackStates(callbacks)
         self._requests, self.preempted = {}, False
+        self._check_folders()
         if self._pending is not None:
-            self._apply(phase)
-        self._position = (0, 0, 0)
+            self._state().check(self._pending.tensors)
+            self._apply(self._pending)
+        self._position = {"epoch": 0, "step": 0, "total_steps": 0}
         if resume is None:
             return None
-        directory = self._folder_of(resume, callbacks)
-        if not checkpoints.complete(directory, verify=False):
+        streams["train"].source.check_resume()
+        found = find(self._folder_of(resume), self._session.engine, self._raise_together)
+        if found is None:
             return None
-        self._pending = checkpoints.read(directory)
-        path, tensors, state = self._pending
-        self._apply(phase)
-        session = self._session
-        session.window.steps = state["window"] % session.window.size
-        if session.plan.is_chief:
-            where = f"epoch {state['epoch'] + 1}" + (
-                f", step {state['step']}" if state["step"] else ""
-            )
-            print(f"Resumed from {path}: {where}.{_replicas_note(state, session)}", file=sys.stderr)
-        self._position = (state["epoch"], state["step"], state["total_steps"])
-        return Resumed(*self._position, state["callbacks"], tensors)
+        self._state().check(found.tensors, found.in_mid_epoch and not found.is_validating)
+        if "train" in found.state["data"]:
+            streams["train"].check(found.state["data"]["train"])
+        self._session.shuffle_seed = found.state["shuffle_seed"]
+        self._states.cut_files(found.state["callbacks"])
+        return found
 
-    def _apply(self, phase):
-        _, tensors, state = self._pending
+    def begun(self):
+        """Called when the callbacks' `on_train_begin` has run."""
+        self._states.begun()
+
+    def go_on(self, resumed):
+        """Restores everything, once the callbacks have begun."""
+        self._apply(resumed)
+        self._position = resumed.position
+        unmatched = self._states.restore(resumed.state["callbacks"], resumed.tensors)
+        places = checkpoints.read_iterators(resumed.path)
+        for name, position in resumed.state["data"].items():
+            if name in self._streams:
+                self._streams[name].resume(position, places if name == "train" else None)
+        if self._session.plan.is_chief:
+            print(resumed.report(self._session.engine, unmatched), file=sys.stderr)
+
+    def _apply(self, found):
+        phase, session = self._phase, self._session
         self._state().restore(
-            tensors, None if phase is None else phase.window, None if phase is None else phase.logs
+            found.tensors,
+            None if phase is None else phase.window,
+            None if phase is None else phase.logs,
         )
-        session = self._session
-        session.epochs_seen = state["epochs_seen"]
-        session.shuffle_seed = state["shuffle_seed"]
+        session.epochs_seen = found.state["epochs_seen"]
+        session.shuffle_seed = found.state["shuffle_seed"]
+        session.window.steps = found.state["window"] % session.window.size
         self._pending = None
 
-    @staticmethod
-    def _folder_of(resume, callbacks):
+    def _check_folders(self):
+        """A folder that cannot be written is an error before the first step, on all workers."""
+        error = None
+        if self._session.plan.is_chief:
+            try:
+                for callback in self._checkpoints():
+                    checkpoints.check_writable(str(callback.directory))
+            except CheckpointError as found:
+                error = found
+        self._raise_together(error)
+
+    def _folder_of(self, resume):
         if resume != "auto":
             return str(resume)
-        for callback in callbacks:
-            if getattr(callback, "saves_when_preempted", False):
-                return str(callback.directory)
+        for callback in self._checkpoints():
+            return str(callback.directory)
         raise ValueError(
             "`resume='auto'` takes the folder of kr.callbacks.Checkpoint, and there is none among "
             "the callbacks. Add one, or give the folder. Received: resume='auto'"
         )
 
 
-def _write_all(requests, total_steps, tensors, state):
+def _write_all(requests, total_steps, tensors, state, places):
     for directory, keep in requests.items():
-        checkpoints.write(directory, total_steps, tensors, state, keep)
+        checkpoints.write(directory, total_steps, tensors, state, keep, places)
 
 
-def _same_count(variables, tensors):
-    own = ("model/", "optimizer/", "seed/")
-    return len(variables) == sum(name.startswith(own) for name in tensors)
-
-
-def _replicas_note(state, session):
-    before, now = state["num_replicas"], session.engine.num_replicas
-    if before == now:
-        return ""
-    return (
-        f" It was written on {before} replica(s) and goes on with {now}: weights, optimizers, "
-        "statistics, metrics and position are kept; each replica's random numbers are derived anew."
-    )
-
-
-def _model_config(model):
-    """The config from which a model can be made anew, or None."""
+def _model_config(models):
+    """The config from which the model, or each of several, can be made anew; or None."""
+    named = models.structure if models.is_group else {"": models.structure}
     try:
-        config = keras.saving.serialize_keras_object(model)
-        config.pop("compile_config", None)
-        json.dumps(config)
+        configs = {name: keras.saving.serialize_keras_object(m) for name, m in named.items()}
+        for config in configs.values():
+            config.pop("compile_config", None)
+        json.dumps(configs)
     except (NotImplementedError, TypeError, ValueError):
         return None
-    return config
+    return configs

@@ -32,7 +32,10 @@ class Session:
         self.phases = None
         self.window = WindowPosition(1)
         self.epochs_seen = 0
-        self.shuffle_seed = seed if seed is not None else int(np.random.randint(2**31))
+        seed = seed if seed is not None else int(np.random.randint(2**31))
+        # Every worker reads its rows of one and the same order.
+        chiefs = float(seed) if plan.is_chief else 0.0
+        self.shuffle_seed = int(engine.sum_over_workers({"seed": chiefs})["seed"])
         self.training = False
         self.saver = Saver(self)
 

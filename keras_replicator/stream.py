@@ -3,9 +3,14 @@
 Without `steps_per_epoch` every epoch reads the data once from the start. With it, one iterator
 goes on over the epochs. Data that end in the middle of an epoch end it there, with one warning, and
 the next epoch starts again with their first batch.
+
+    position, place = stream.position(), stream.place()     # into a checkpoint
+    stream.resume(position, place)                          # in the next process
 """
 
 import warnings
+
+from keras_replicator.checkpoints import CheckpointError
 
 
 class Stream:
@@ -29,6 +34,9 @@ class Stream:
         self._iterator = None
         self._pass = -1
         self._consumed = 0  # batches of the current pass
+        self._passes = 0  # how many have begun
+        self._epochs = 0  # how many have ended
+        self._resumed = None
         self._warned = False
 
     @property
@@ -44,32 +52,101 @@ class Stream:
             start: Batches of this epoch that have been consumed already (resume).
             earlier: Epochs of this run before this one (resume); by default `epoch`.
         """
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            position, place = resumed
+            self._take_over(position)
         self.source.on_epoch_begin()
-        if self.steps is None:
-            self._open(epoch, start)
+        is_over = self.steps is not None and self._consumed == self.num_batches
+        if resumed is not None and position["is_open"] and (start or not is_over):
+            self._iterator = self.source.resume(self._pass, self._consumed, self._passes - 1, place)
+        elif self.steps is None:
+            self._open(epoch, start, resumed is not None)
         elif self._pass < 0:
             earlier = epoch if earlier is None else earlier
-            passes, batch = self._place(earlier, start)
-            self._open(epoch - earlier + passes, batch)
-        elif self._consumed == self.num_batches:
-            self._open(self._pass + 1)
+            passes, batch = self._place_of(earlier, start)
+            self._open(epoch - earlier + passes, batch, resumed is not None)
+        elif is_over:
+            self._open(self._pass + 1, 0, resumed is not None)
 
     def rewind(self):
         """Lets the next epoch begin with the first batch; a generator goes on instead."""
-        if not self.source.one_pass:
-            self._pass = -1
+        if self.source.one_pass:
+            return
+        self._pass, self._iterator = -1, None
+        if self._resumed is not None:
+            position, _ = self._resumed
+            self._resumed = ({**position, "pass": -1, "is_open": False}, None)
 
-    def _place(self, epochs, start):
+    def _place_of(self, epochs, start):
         """Returns `(pass, batch)` of step `start` after a number of epochs."""
         if not self.num_batches:
             return 0, epochs * self.steps + start
         passes, epochs = divmod(epochs, -(-self.num_batches // self.steps))
         return passes, epochs * self.steps + start
 
-    def _open(self, number, start=0):
+    def _take_over(self, position):
+        self._pass, self._consumed = position["pass"], position["consumed"]
+        self._passes, self._epochs = position["passes"], position["epochs"]
+        if self.num_batches is None:
+            self.num_batches = position["num_batches"]
+        self.source.catch_up(self._epochs)
+
+    def _open(self, number, start=0, is_resumed=False):
         self._pass = number
         self._consumed = start
-        self._iterator = self.source.iterator(number, start)
+        if is_resumed:
+            self._iterator = self.source.resume(number, start, self._passes)
+        else:
+            self._iterator = self.source.iterator(number, start)
+        self._passes += 1
+
+    # --------------------------------------------------------------------------- checkpoints
+
+    def position(self):
+        """Returns where the stream is, as JSON values."""
+        return {
+            "pass": self._pass,
+            "consumed": self._consumed,
+            "passes": self._passes,
+            "epochs": self._epochs,
+            "is_open": self._iterator is not None,
+            "num_batches": self.num_batches,
+            "made_for": self.source.made_for,
+            "facts": {**self.source.facts(), "the steps per epoch": self.steps_per_epoch},
+        }
+
+    def place(self):
+        """Returns the place of the open iterator, a dict of tensors, where it can be saved."""
+        return None if self._iterator is None else self.source.place(self._iterator)
+
+    def check(self, position):
+        """Finds out whether these data can go on from a position.
+
+        Raises:
+            CheckpointError: When they are other data, in the middle of which nobody can go on.
+        """
+        if not position["is_open"]:
+            return
+        facts = self.position()["facts"]
+        for name, before in position["facts"].items():
+            now = facts.get(name)
+            if before is not None and now is not None and before != now:
+                raise CheckpointError(
+                    f"The checkpoint was written in the middle of an epoch, and {name} has changed "
+                    f"since: {before!r} then, {now!r} now. Pass the data and arguments of the run "
+                    "that wrote it, or go on with weights and optimizer alone: "
+                    "trainer.restore_checkpoint(directory), then fit(initial_epoch=…)."
+                )
+
+    def resume(self, position, place=None):
+        """Lets the next epoch go on at a position that `position` returned.
+
+        Args:
+            position: The position.
+            place: What `place` returned, or None.
+        """
+        self._resumed = (position, place if position["made_for"] == self.source.made_for else None)
 
     def available(self, wanted):
         """Returns how many of `wanted` steps the data can give, as far as that is known."""
@@ -122,4 +199,7 @@ class Stream:
 
     def end_epoch(self):
         """Tells the data that an epoch has ended."""
+        self._epochs += 1
+        if self.steps is None:
+            self._iterator = None
         self.source.on_epoch_end()

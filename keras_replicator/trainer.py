@@ -294,7 +294,8 @@ class ReplicatedTrainer:
             validation_steps: Steps of a validation.
             validation_batch_size: Rows of a global batch of the validation.
             validation_freq: Epochs between validations, or the epochs themselves.
-            resume: A directory of checkpoints to resume from, or None.
+            resume: None; a directory of checkpoints, whose newest is resumed from where there
+                is one; or "auto" for the directory of the `kr.callbacks.Checkpoint`.
             fast_dev_run: True runs one step of training and of validation, to find mistakes fast.
                 Callbacks that write a run's files are left out, and nothing is resumed.
             overfit_batches: An int: an epoch is the first so many batches, in the same order and
@@ -375,7 +376,10 @@ class ReplicatedTrainer:
             for callback in listed:
                 if callback.params is not None:
                     callback.params.update(trainer=self, num_replicas=self.num_replicas)
-            resumed = session.saver.prepare(resume, listed, phase)
+            streams = {"train": stream}
+            if validation is not None:
+                streams["validation"] = validation
+            resumed = session.saver.prepare(resume, listed, phase, streams)
             source.reseed(session.shuffle_seed)
             if self._engine.num_workers > 1 and session.plan.is_chief and verbose != 0:
                 print(f"Sharding: each worker reads {source.sharding}.", file=sys.stderr)
@@ -727,6 +731,8 @@ class ReplicatedTrainer:
             keras_replicator.checkpoints.CheckpointError: When the disk does not take it; earlier
                 checkpoints stay whole.
         """
+        if keep is not None:
+            check_positive("keep", keep)
         self._models.refresh()
         self._session.saver.save(directory, keep)
 

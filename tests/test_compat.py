@@ -175,6 +175,17 @@ def four_batches():
     return tf.data.Dataset.range(8).batch(2)
 
 
+def py_dataset():
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return np.ones((1, 1))
+
+    return Batches()
+
+
 def two_replicas():
     """A strategy of plain `tf.distribute`, as a user of Keras makes it."""
     return tf.distribute.MirroredStrategy(
@@ -216,8 +227,14 @@ ATTRIBUTES = {
     "_loss_tracker": trained_model,
     "_metrics": lambda: layers.Dense(1),
     "_model_variables_moving_average": lambda: trained_model().optimizer,
+    "_iterator_resource": lambda: iter(tf.data.Dataset.range(1)),
     "_omit_frequent_tracing_warning": lambda: tf.function(lambda: None),
+    "_output_signature": lambda: compat.adapter_for(
+        py_dataset(), batch_size=None, steps=None, shuffle=False, class_weight=None
+    ),
     "_seed_generators": lambda: layers.Dropout(0.5),
+    "_seed": lambda: tf.data.Dataset.range(2).shuffle(2),
+    "_seed2": lambda: tf.data.Dataset.range(2).shuffle(2),
     "_should_trace": lambda: keras.callbacks.TensorBoard("logs"),
     "_train_writer": tensorboard_of_a_fit,
     "_trainable_variables": lambda: trained_model().optimizer,
@@ -226,7 +243,7 @@ ATTRIBUTES = {
 }
 
 # Names with an underscore that are no private ones.
-PUBLIC = {"_replace"}  # of named tuples
+PUBLIC = {"_replace", "_exit"}  # of named tuples, of os
 
 # Functions that take the name of an attribute.
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "__getattr__", "__setattr__", "__delattr__"}

@@ -32,13 +32,29 @@ class FakeSource:
         self.passes = passes
         self.one_pass = passes is not None
         self.opened = []
-        self.begun = self.ended = 0
+        self.begun = self.ended = self.caught_up = 0
+        self.can_seek = known
 
     def iterator(self, epoch, start=0):
         exhausted = self.passes is not None and len(self.opened) >= self.passes
         self.opened.append((epoch, start))
         end = start if exhausted else self.batches if self.batches is not None else 10**6
         return iter([(epoch, number) for number in range(start, min(end, start + 100))])
+
+    made_for = ""
+
+    def facts(self):
+        return {"the batches": self.batches}
+
+    def place(self, iterator):
+        return "place"
+
+    def resume(self, number, start, passes, place=None):
+        self.resumed = (number, start, passes, place)
+        return self.iterator(number, start)
+
+    def catch_up(self, epochs):
+        self.caught_up = epochs
 
     def on_epoch_begin(self):
         self.begun += 1

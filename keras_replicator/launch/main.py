@@ -251,21 +251,32 @@ def _add_checkpoint(commands):
     show.set_defaults(run=_show_checkpoint)
     export = actions.add_parser("export", help="write the model of a checkpoint to a file")
     export.add_argument("directory", help="a directory of checkpoints")
-    export.add_argument("path", help="model.keras")
+    export.add_argument(
+        "path", help="model.keras, model.weights.h5, or a folder for a SavedModel for serving"
+    )
+    export.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module that defines and registers custom layers; may be given several times",
+    )
     export.set_defaults(run=_export_checkpoint)
 
 
 def _show_checkpoint(parser, arguments):
-    from keras_replicator import checkpoints
+    from keras_replicator.launch.checkpoint import show
 
-    print(checkpoints.show(arguments.directory))
+    print(show(arguments.directory))
     return 0
 
 
 def _export_checkpoint(parser, arguments):
-    from keras_replicator import checkpoints
+    from keras_replicator.launch.checkpoint import export
 
-    checkpoints.export(arguments.directory, arguments.path)
+    for path in export(arguments.directory, arguments.path, arguments.modules):
+        print(path)
     return 0
 
 
