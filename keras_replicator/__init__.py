@@ -17,8 +17,10 @@ from keras_replicator import hardware as _hardware  # noqa: E402
 _hardware.simulate_devices_from_environment()
 
 from keras_replicator import callbacks, replica  # noqa: E402
+from keras_replicator.auto_layout import auto_layout  # noqa: E402
 from keras_replicator.batch_size import find_batch_size  # noqa: E402
 from keras_replicator.hardware import simulate_devices  # noqa: E402
+from keras_replicator.layout import Layout  # noqa: E402
 from keras_replicator.plan import Plan  # noqa: E402
 from keras_replicator.replica import PerReplica  # noqa: E402
 from keras_replicator.steps.losses import local_mean  # noqa: E402
@@ -26,10 +28,12 @@ from keras_replicator.steps.metrics import on_global_batch  # noqa: E402
 from keras_replicator.trainer import ReplicatedTrainer  # noqa: E402
 
 __all__ = [
+    "Layout",
     "PerReplica",
     "Plan",
     "ReplicatedTrainer",
     "__version__",
+    "auto_layout",
     "callbacks",
     "find_batch_size",
     "local_mean",

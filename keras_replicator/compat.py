@@ -13,6 +13,7 @@ Two kinds of functions live here:
 import contextlib
 import functools
 import importlib
+import random
 
 import keras
 import tensorflow as tf
@@ -23,6 +24,7 @@ MINIMUM_KERAS = (3, 12)
 # What `around` may wrap: readable name -> (module, owner, attribute).
 _WRAPPABLE = {
     "variable_assign": ("keras.src.backend.tensorflow.core", "Variable", "_direct_assign"),
+    "call_layer": ("keras.src.layers.layer", "Layer", "__call__"),
     "initialize": ("keras.src.backend.tensorflow.core", "Variable", "_initialize"),
     "keras_cond": ("keras.src.backend.tensorflow.core", None, "cond"),
     "next_seed": ("keras.src.random.seed_generator", "SeedGenerator", "next"),
@@ -50,6 +52,16 @@ _WRAPPABLE = {
         "keras.src.optimizers.loss_scale_optimizer",
         "LossScaleOptimizer",
         "_tf_apply",
+    ),
+    "optimizer_add_variable": (
+        "keras.src.optimizers.base_optimizer",
+        "BaseOptimizer",
+        "add_variable",
+    ),
+    "optimizer_add_like": (
+        "keras.src.optimizers.base_optimizer",
+        "BaseOptimizer",
+        "add_variable_from_reference",
     ),
     "optimizer_assign": ("keras.src.backend.tensorflow.optimizer", "TFOptimizer", "assign"),
     "optimizer_assign_add": (
@@ -426,6 +438,11 @@ def compile_config(model):
 def flatten_layers(model):
     """Returns every layer of a model, nested ones and itself included."""
     return list(model._flatten_layers())
+
+
+def sublayers(layer):
+    """Returns the layers directly below a layer or model, in their order."""
+    return list(layer._layers)
 
 
 def symbolic_build(model, data_batch):
@@ -1142,3 +1159,132 @@ def profiles_batches(tensorboard):
 def train_writer(tensorboard):
     """Returns the summary writer with which `keras.callbacks.TensorBoard` logs training."""
     return tensorboard._train_writer
+
+
+# ---------------------------------------------------------------------------------------- mesh
+
+
+class Deferred:
+    """Keras variables that were described, but not allocated.
+
+    Attributes:
+        scope: Keras' scope in which they were made.
+        variables: The variables, in the order in which they were made.
+    """
+
+    def __init__(self, scope):
+        self.scope = scope
+        self.variables = []
+
+    def initialize(self):
+        """Gives every variable its value, or what was assigned to it meanwhile."""
+        for variable in self.variables:
+            if variable._value is None:
+                variable._deferred_initialize()
+            assigned = self.scope.get_current_value(variable)
+            if assigned is not None:
+                variable.assign(assigned)
+
+
+@contextlib.contextmanager
+def deferred_variables():
+    """Context: new Keras variables have shapes, but no values; yields a `Deferred`."""
+    from keras.src.backend.common import global_state
+
+    name = "uninitialized_variables"
+    before = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, [])
+    scope = keras.StatelessScope(initialize_variables=False)
+    deferred = Deferred(scope)
+    try:
+        with scope:
+            yield deferred
+        deferred.variables = global_state.get_global_attribute(name)
+    finally:
+        global_state.set_global_attribute(name, before)
+
+
+@contextlib.contextmanager
+def kept_names(only_on_error=False):
+    """Context: what is built in it leaves no trace in names and seeds of what is built later.
+
+    Args:
+        only_on_error: Whether that holds only where it ends by an exception.
+    """
+    from keras.src.backend.common import global_state
+
+    name = "object_name_uids"
+    counters = dict(global_state.get_global_attribute(name) or {})
+    seeds = random.getstate()
+    keep = True
+    try:
+        yield
+        keep = not only_on_error
+    finally:
+        found = global_state.get_global_attribute(name)
+        if keep:
+            random.setstate(seeds)
+        if keep and found is not None:
+            found.clear()
+            found.update(counters)
+
+
+def set_raw_variable(variable, value):
+    """Sets the `tf.Variable` behind a Keras variable."""
+    variable._value = value
+
+
+def unallocated_variable(variable):
+    """Returns what stands for the `tf.Variable` behind a Keras variable, and takes no memory."""
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    return UninitializedVariable(
+        shape=variable.shape, dtype=tf.as_dtype(variable.dtype), name=variable.name
+    )
+
+
+# ------------------------------------------------------------------------------ logical devices
+
+
+def initialize(variable, value):
+    """Makes the `tf.Variable` behind a Keras variable in the current scope."""
+    variable._initialize(value)
+
+
+@contextlib.contextmanager
+def mirrored_on(strategy, devices):
+    """Context: a MirroredStrategy makes the copies of new variables on these devices.
+
+    Args:
+        strategy: The strategy.
+        devices: One name for each replica, such as "CPU:2".
+    """
+    extended = strategy.extended
+    before = extended._devices
+    host = before[0].rpartition("/")[0]
+    extended._devices = tuple(f"{host}/device:{name}" for name in devices)
+    try:
+        yield
+    finally:
+        extended._devices = before
+
+
+def short_devices_of(variable):
+    """Returns the names, such as "CPU:2", of the devices of a variable's copies."""
+    return [copy.device.rpartition("device:")[2] for copy in replica_copies(variable)]
+
+
+def place_gradients(where):
+    """Runs the gradient of each operation in the context that `where(its name scope)` returns."""
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.eager import backprop
+
+    original = backprop._gradient_function
+
+    def placed(op_name, attributes, count, inputs, outputs, gradients, skipped, forward_name_scope):
+        with where(forward_name_scope):
+            return original(
+                op_name, attributes, count, inputs, outputs, gradients, skipped, forward_name_scope
+            )
+
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(placed)

@@ -35,7 +35,7 @@ class Compilation:
 
     def describe(self, plan, policy, seed):
         """Returns the lines that `print(trainer.plan)` shows about the update."""
-        several = plan.num_replicas > 1
+        several, mesh = plan.num_replicas > 1, plan.strategy == "mesh"
         clips = [
             f"{name}: {setting}={value}"
             for name, optimizer in self.optimizers.items()
@@ -51,10 +51,13 @@ class Compilation:
             "update": f"every {steps} steps" if steps > 1 else "every step",
             "batch normalization": "statistics over all replicas"
             if self.sync_batch_norm
+            else "statistics over all rows"
+            if mesh
             else "each replica's rows; moving statistics averaged by rows",
             "precision": policy,
             "XLA": "forward and backward pass" if self.jit_compile else "off",
-            "random streams": "one per replica" + ("" if seed is None else f", from seed {seed}"),
+            "random streams": ("one" if mesh else "one per replica")
+            + ("" if seed is None else f", from seed {seed}"),
             "shared files": "written by the chief" if plan.num_workers > 1 else "written here",
         }
 
@@ -107,6 +110,11 @@ def compile_models(
         raise ValueError(
             "`jit_compile=True` compiles what `run_eagerly=True` runs without compilation. Leave "
             "one of them out. Received: jit_compile=True, run_eagerly=True"
+        )
+    if jit_compile is True and not engine.takes_xla:
+        raise ValueError(
+            "XLA cannot compile a step on a mesh, whose parts DTensor connects. Leave out "
+            "`jit_compile`. Received: jit_compile=True"
         )
     host = models.host
     several = isinstance(optimizer, dict) and "class_name" not in optimizer

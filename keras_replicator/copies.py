@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_replicator import compat
 from keras_replicator.steps import metrics as step_metrics
+from keras_replicator.steps import pinning
 
 
 def copy_model(model):
@@ -49,6 +50,7 @@ def copy_model(model):
         ) from error
     for original, layer in zip(compat.flatten_layers(model), compat.flatten_layers(copy)):
         layer.trainable = original.trainable
+    pinning.copy_pins(compat.flatten_layers(model), compat.flatten_layers(copy))
     _copy_assets(model, copy)
     if model.built and model.weights:
         _ensure_built(model, copy)

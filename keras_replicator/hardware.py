@@ -63,6 +63,11 @@ def detect_hardware():
     )
 
 
+def imagined_hardware(count):
+    """Returns the `Hardware` of a machine with `count` devices that is not at hand."""
+    return Hardware(gpus=tuple(f"device:{number}" for number in range(count)))
+
+
 def short_name(name):
     """Returns the last two parts of a device name.
 

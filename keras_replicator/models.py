@@ -70,8 +70,7 @@ class Models:
             return model
         self._original = model
         self._known = (_checksums(model), _flags(model))
-        with self._engine.scope():
-            return copies.copy_model(model)
+        return self._engine.make(lambda: copies.copy_model(model))
 
     def _build(self, function):
         if not callable(function):
@@ -80,8 +79,7 @@ class Models:
                 f"(or a dict of models). Received: model={function!r}"
             )
         check_callable("model", function, 0, "model(), without arguments")
-        with self._engine.scope():
-            built = function()
+        built = self._engine.make(function)
         if built == {}:
             raise TypeError(
                 "The function passed as `model` must return a keras.Model or a dict of them. "
@@ -125,6 +123,10 @@ class Models:
             if checksum != before:
                 variable.assign(original)
         self._known = now
+
+    def plain(self):
+        """Returns the model for a SavedModel: itself, or a copy whose weights have no parts."""
+        return copies.copy_model(self.host) if self._engine.has_parts else self.host
 
     def give_back(self):
         """Gives the user's model object the trained weights."""

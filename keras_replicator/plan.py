@@ -6,9 +6,11 @@ print(plan)
 
 import dataclasses
 
-STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
+from keras_replicator import footprint
+
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu", "mesh")
 # Names that are taken and not built yet.
-PLANNED = ("parameter_server", "mesh")
+PLANNED = ("parameter_server",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Plan:
     """How a job uses its hardware. Immutable; `print(plan)` gives a table.
 
     Attributes:
-        strategy: "one_device", "mirrored", "multi_worker", "tpu" or "custom".
+        strategy: "one_device", "mirrored", "multi_worker", "tpu", "mesh" or "custom".
         devices: Names of this worker's devices, one per replica.
         num_replicas: Replicas of the whole job.
         num_workers: Processes of the job.
@@ -24,6 +26,8 @@ class Plan:
         reasons: Pairs (field, why).
         details: Pairs (topic, text) about batches, losses, clipping, precision, files.
         profile: The `scaling.Profile` that `trainer.measure` found, or None.
+        groups: Names of the logical devices of each replica, where it has several.
+        memory: Under a mesh, pairs (what, bytes on each device) of weights, slots and gradients.
     """
 
     strategy: str
@@ -34,6 +38,8 @@ class Plan:
     reasons: tuple = ()
     details: tuple = ()
     profile: object = None
+    groups: tuple = ()
+    memory: tuple = ()
 
     @property
     def is_chief(self):
@@ -91,7 +97,12 @@ class Plan:
         if self.num_workers > 1:
             role = f"{self.worker} of {self.num_workers}" + (" (chief)" if self.is_chief else "")
             lines.append(("worker", role, self.reason("num_workers")))
+        if self.groups:
+            text = ", ".join(" + ".join(group) for group in self.groups)
+            lines.append(("logical devices", text, "of each replica"))
         lines += [(topic, text, "") for topic, text in self.details]
+        if self.memory:
+            lines.append(("memory per device", footprint.describe(self.memory), ""))
         width = max(len(topic) for topic, _, _ in lines)
         rows = [
             f"  {topic:<{width}}  {text}" + (f"  ({why})" if why else "")
@@ -107,7 +118,8 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
         hardware: The `Hardware` of this machine.
         cluster: The `Cluster` of the job, or None for a single machine.
         strategy: A name out of `STRATEGIES`.
-        devices: None for all that were found, an int for that many, or names.
+        devices: None for all that were found, an int for that many, names, or a list of names
+            for each replica (its logical devices).
 
     Returns:
         A `Plan`.
@@ -124,7 +136,7 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
     if strategy not in STRATEGIES:
         raise ValueError(
             f"`strategy` must be one of {', '.join(map(repr, STRATEGIES + PLANNED))}, or a "
-            f"tf.distribute.Strategy ({' and '.join(map(repr, PLANNED))} are not available in this "
+            f"tf.distribute.Strategy ({' and '.join(map(repr, PLANNED))} is not available in this "
             f"version). Received: strategy={strategy!r}"
         )
     if cluster is not None and cluster.has_parameter_servers:
@@ -139,8 +151,18 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
             f"Received: {cluster}"
         )
     workers = 1 if cluster is None else cluster.num_workers
-    names, why_devices = _choose_devices(hardware, devices, strategy)
+    size = _group_size(devices)
+    if size:
+        devices = [name for group in devices for name in group]
+    names, why_devices = choose_devices(hardware, devices, strategy)
+    groups = tuple(names[first : first + size] for first in range(0, len(names), size or 1))
+    names = tuple(group[0] for group in groups) if size else names
     name, why = _choose_strategy(hardware, cluster, strategy, names, workers)
+    if size and name not in ("one_device", "mirrored"):
+        raise ValueError(
+            "`devices` with a group for each replica is for one machine without TPUs. Name one "
+            f"device for each replica. Received: devices={devices!r}, strategy={name!r}"
+        )
     if name == "one_device":
         if len(names) > 1:
             why_devices += "; one_device takes the first"
@@ -151,6 +173,7 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
         num_replicas=len(names) * workers,
         num_workers=workers,
         worker=0 if cluster is None else cluster.worker_index,
+        groups=groups[: len(names)] if size else (),
         reasons=(
             ("strategy", why),
             ("devices", why_devices),
@@ -190,7 +213,23 @@ def _choose_strategy(hardware, cluster, strategy, names, workers):
     return "one_device", "one device"
 
 
-def _choose_devices(hardware, devices, strategy):
+def _group_size(devices):
+    """Returns how many logical devices each replica has, or 0 where `devices` holds no groups."""
+    if not isinstance(devices, (list, tuple)):
+        return 0
+    sizes = [len(group) if isinstance(group, (list, tuple)) else 0 for group in devices]
+    if not any(sizes):
+        return 0
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            "`devices` must hold names, or a group for each replica, all of the same size. "
+            f"Received: devices={devices!r}"
+        )
+    return sizes[0]
+
+
+def choose_devices(hardware, devices, strategy):
+    """Returns `(names, why)` of this worker's devices, as in `make_plan`."""
     best = hardware.tpus or hardware.gpus or hardware.cpus
     if strategy == "one_device" and devices is None:
         return best[:1], "the first that was found"

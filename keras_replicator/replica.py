@@ -47,6 +47,8 @@ class Replica:
         window: What accumulates gradients between updates, or None.
         several_workers: Whether the replicas belong to more than one process.
         call: Number of the call that this pass belongs to, the same on all replicas.
+        mesh: The DTensor mesh on whose devices its tensors have parts, or None.
+        devices: Names of its logical devices, where it has several.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class Replica:
         window=None,
         several_workers=False,
         call=0,
+        mesh=None,
+        devices=(),
     ):
         self.index = index
         self.num_replicas = num_replicas
@@ -71,6 +75,8 @@ class Replica:
         self.building = building
         self.window = window
         self.several_workers = several_workers
+        self.mesh = mesh
+        self.devices = devices
         self._tag = call * 1024  # numbers this replica's collectives in order
         self.in_compiled_forward = False  # inside a function that XLA compiles
         self.applying = False  # inside an optimizer's apply, after the reduction
@@ -80,6 +86,11 @@ class Replica:
         self.assigned = {}  # id -> Keras variable that the step has assigned
         self.results = {}  # id of a result tensor -> the metric that computed it
         self.scratch = {}  # what a module of steps/ keeps while this step is traced
+
+    @property
+    def on_mesh(self):
+        """Whether its tensors have parts on several devices."""
+        return self.mesh is not None
 
     @property
     def distributed(self):
@@ -505,30 +516,84 @@ class PerReplica:
         self.values = list(values)
 
 
-class _LogicalDevices(threading.local):
-    groups = None
+class _Building(threading.local):
+    groups = ()  # the logical devices of each replica, while a model is built
+    index = None  # of the logical device whose context is open then
 
 
-_devices = _LogicalDevices()
+_building = _Building()
 
 
 def logical_device(index):
     """Context: places operations on the `index`-th logical device of this replica.
 
-    Under a plan with one device per replica only device 0 exists.
+    Around layers that are called while a model is built, their variables live there as well, and
+    so does what they compute later, forward and backward. Under a plan with one device per
+    replica only device 0 exists.
+
+    Args:
+        index: Number of the device in its replica's group, see `devices=` of the trainer.
 
     Raises:
         ValueError: When the replica has no such device.
+
+    Example:
+
+    ```python
+    def build():
+        x = inputs = keras.Input((784,))
+        x = keras.layers.Dense(4096, "relu")(x)
+        with kr.replica.logical_device(1):
+            x = keras.layers.Dense(10)(x)
+        return keras.Model(inputs, x)
+
+    # Two replicas of two devices each.
+    kr.ReplicatedTrainer(build, devices=[["GPU:0", "GPU:1"], ["GPU:2", "GPU:3"]])
+    ```
     """
-    groups = _devices.groups or ((None,),)
-    replica = _here()
-    group = groups[replica.index if isinstance(replica.index, int) else 0]
-    if not 0 <= index < len(group):
+    replica = current()
+    in_step = replica is not None and not replica.building
+    group = replica.devices if in_step else next(iter(_building.groups), ())
+    if not 0 <= index < max(len(group), 1):
         raise ValueError(
-            f"logical_device: this replica has {len(group)} logical device(s), numbered from 0. "
-            f"Received: index={index}. Ask for more by `devices=` and `layout=`."
+            f"logical_device: this replica has {max(len(group), 1)} logical device(s), numbered "
+            f"from 0. Received: index={index}. Give each replica a group: "
+            "devices=[['GPU:0', 'GPU:1'], …]."
         )
-    return tf.device(group[index]) if group[index] else contextlib.nullcontext()
+    if in_step:
+        return _run_on(index, group) if group else contextlib.nullcontext()
+    return _build_on(index)
+
+
+@contextlib.contextmanager
+def _run_on(index, group):
+    # The name tells gradients, which see no device of the forward pass, where they belong.
+    with tf.device(group[index]), tf.name_scope(f"logical_device_{index}"):
+        yield
+
+
+@contextlib.contextmanager
+def _build_on(index):
+    before, _building.index = _building.index, index
+    try:
+        yield
+    finally:
+        _building.index = before
+
+
+@contextlib.contextmanager
+def building_with(groups):
+    """Context: `logical_device` knows the logical devices of each replica."""
+    before, _building.groups = _building.groups, groups
+    try:
+        yield
+    finally:
+        _building.groups = before
+
+
+def building_on():
+    """Returns the number of the logical device on which layers are built, or None."""
+    return _building.index
 
 
 # -------------------------------------------------------------------------------------- inside

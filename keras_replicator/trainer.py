@@ -46,11 +46,12 @@ class ReplicatedTrainer:
     Args:
         model: A function without arguments that builds a `keras.Model` (or a dict of them), or a
             `keras.Model`. A model object gets the trained weights back when `fit` ends.
-        strategy: "auto", "one_device", "mirrored", "multi_worker", "tpu", or a
+        strategy: "auto", "one_device", "mirrored", "multi_worker", "tpu", "mesh", or a
             `tf.distribute.Strategy`.
-        devices: None for all devices that were found, an int for that many, or names such as
-            `["GPU:0", "GPU:1"]`.
-        layout: Model parallelism; not available under this version's strategies.
+        devices: None for all devices that were found, an int for that many, names such as
+            `["GPU:0", "GPU:1"]`, or for each replica a list of its logical devices, see
+            `kr.replica.logical_device`.
+        layout: Model parallelism: a `kr.Layout` or a `keras.distribution.LayoutMap`, or None.
         train_step: Optional `fn(model, batch) -> logs`, run once per replica.
         test_step: Optional `fn(model, batch) -> logs`.
         predict_step: Optional `fn(model, batch) -> outputs`.
@@ -92,12 +93,11 @@ class ReplicatedTrainer:
         max_staleness=None,
         seed=None,
     ):
-        for name, value in (("layout", layout), ("max_staleness", max_staleness)):
-            if value is not None:
-                raise ValueError(
-                    f"`{name}` needs a strategy that this version does not have (a mesh or "
-                    f"parameter servers). Leave it out. Received: {name}={value!r}"
-                )
+        if max_staleness is not None:
+            raise ValueError(
+                "`max_staleness` needs parameter servers, which this version does not have. Leave "
+                f"it out. Received: max_staleness={max_staleness!r}"
+            )
         check_seconds("peer_timeout", peer_timeout)
         check_seconds("start_timeout", start_timeout)
         self._steps = {"train": train_step, "test": test_step, "predict": predict_step}
@@ -109,7 +109,7 @@ class ReplicatedTrainer:
         if self._planning is not None:
             strategy, devices, expected_workers = "one_device", None, None
         plan, self._engine = choose_engine(
-            strategy, devices, expected_workers, peer_timeout, start_timeout
+            strategy, devices, expected_workers, peer_timeout, start_timeout, layout
         )
         with self._engine.named_losses():
             self._seed = seed = workers.start(self._engine, plan, seed)
@@ -120,6 +120,7 @@ class ReplicatedTrainer:
                 self._models = Models(model, self._engine)
         compat.ensure_global_seed_generator()  # a build function that sets a seed has dropped it
         self._models.route_to(self)
+        plan = self._engine.complete(plan)
         self._session = Session(plan, self._engine, self._models, seed)
         self._session.phases = Phases(self._models, self._engine, None, self._steps)
         self.history = None
@@ -227,16 +228,17 @@ class ReplicatedTrainer:
                 gradient_accumulation_steps=gradient_accumulation_steps,
                 sync_batch_norm=sync_batch_norm,
                 run_eagerly=run_eagerly,
-                accelerated=not on_cpu and not own_step,
+                accelerated=not on_cpu and not own_step and self._engine.takes_xla,
                 more=more,
             )
         self._engine.sync_batch_norm = session.compilation.sync_batch_norm
         session.phases = Phases(self._models, self._engine, session.compilation, self._steps)
         session.window = WindowPosition(session.compilation.accumulation)
         policy = self._models.host.dtype_policy.name
-        session.plan = session.plan.with_details(
+        plan = session.plan.with_details(
             **session.compilation.describe(session.plan, policy, self._seed)
         )
+        session.plan = self._engine.complete(plan, session.optimizers)
 
     def _given_steps(self):
         return {f"{phase}_step": step for phase, step in self._steps.items()}
@@ -709,7 +711,7 @@ class ReplicatedTrainer:
         if not self.plan.is_chief:
             return None
         self._models.refresh()
-        return self._models.host.export(filepath, **kwargs)
+        return self._models.plain().export(filepath, **kwargs)
 
     def summary(self, **kwargs):
         """Prints the model's summary, as `keras.Model.summary` does."""

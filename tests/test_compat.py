@@ -31,10 +31,21 @@ WRAPPED = {
     "apply": ["self", "grads", "trainable_variables"],
     "apply_scaled": ["self", "grads", "trainable_variables"],
     "build_losses": ["self", "y_true", "y_pred"],
+    "call_layer": ["self", "args", "kwargs"],
     "initialize": ["self", "value"],
     "keras_cond": ["pred", "true_fn", "false_fn"],
     "moments": ["self", "inputs", "mask"],
     "next_seed": ["self", "ordered"],
+    "optimizer_add_like": ["self", "reference_variable", "name", "initializer"],
+    "optimizer_add_variable": [
+        "self",
+        "shape",
+        "initializer",
+        "dtype",
+        "aggregation",
+        "layout",
+        "name",
+    ],
     "optimizer_assign": ["self", "variable", "value"],
     "optimizer_assign_add": ["self", "variable", "value"],
     "optimizer_assign_sub": ["self", "variable", "value"],
@@ -92,6 +103,8 @@ CALLED = {
     "keras.optimizers.LossScaleOptimizer._common_apply": call(SELF, [], []),
     "keras.optimizers.Optimizer._use_weight_decay": call(SELF, "variable"),
     "keras.optimizers.Optimizer._var_key": call(SELF, "variable"),
+    "keras.Variable._deferred_initialize": call(SELF),
+    "keras.src.backend.common.global_state.get_global_attribute": call("name"),
     "keras.src.backend.common.global_state.set_global_attribute": call("name", None),
     "keras.src.backend.get_keras_mask": call("tensor"),
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank": call(1, 2),
@@ -105,6 +118,9 @@ CALLED = {
     "tensorflow.python.distribute.collective_all_reduce_strategy"
     ".CollectiveAllReduceExtended._get_variable_creator_initial_value": call(
         SELF, 0, "device", None, initial_value=1
+    ),
+    "tensorflow.python.eager.backprop._gradient_function": call(
+        "Add", (), 2, [], [], [], (), "scope"
     ),
     "tensorflow.python.distribute.collective_all_reduce_strategy"
     ".CollectiveAllReduceExtended._initialize_local_devices": call(SELF, "resolver", "device"),
@@ -123,6 +139,8 @@ IMPORTED = [
     "tensorflow.python.distribute.values.DistributedVariable",
     *(f"{module}.{name}" for module, names in compat.RANDOM_OPERATIONS.items() for name in names),
     "tensorflow.python.ops.resource_variable_ops.ResourceVariable",
+    "tensorflow.python.ops.resource_variable_ops.UninitializedVariable",
+    "tensorflow.python.pywrap_tfe.TFE_Py_RegisterGradientFunction",
 ]
 
 
@@ -206,6 +224,7 @@ ATTRIBUTES = {
     "_datasets": lambda: two_replicas().distribute_datasets_from_function(
         lambda context: four_batches()
     ),
+    "_devices": lambda: two_replicas().extended,
     "_distribute_strategy": mirrored_variable,
     "_flat_losses": lambda: trained_model()._compile_loss,
     "_distribution_strategy": keras.optimizers.SGD,
@@ -223,6 +242,7 @@ ATTRIBUTES = {
     ),
     "_iterations": keras.optimizers.SGD,
     "_keras_mask": lambda: layers.Masking()(np.ones((1, 2, 3), "float32")),
+    "_layers": trained_model,
     "_learning_rate": keras.optimizers.SGD,
     "_loss_tracker": trained_model,
     "_metrics": lambda: layers.Dense(1),

@@ -55,6 +55,15 @@ def test_custom_steps_equal_one_device_on_any_number_of_replicas(monkeypatch):
         assert_close(*(weights_of(pages[replicas][name].model) for replicas in (4, 1)))
 
 
+def test_model_parallelism_runs(monkeypatch):
+    page = run_page("docs/model_parallelism.md", None, monkeypatch)
+    plan = page["trainer"].plan
+    assert plan.devices == ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
+    assert "sequential/dense_1/kernel ('model', None)" in str(plan)
+    memory = dict(plan.memory)
+    assert memory["slots"] == 2 * memory["weights"] > 0
+
+
 def test_readme_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     page = run_page("README.md", 2, monkeypatch)

@@ -315,7 +315,7 @@ def test_devices_beside_a_strategy_object():
         kr.ReplicatedTrainer(build, devices=2, strategy=tf.distribute.get_strategy())
 
 
-@pytest.mark.parametrize("name", ["parameter_server", "mesh"])
+@pytest.mark.parametrize("name", ["parameter_server"])
 def test_strategies_that_are_not_built(name):
     with fails(ValueError, name, "not available in this version", "mirrored"):
         kr.ReplicatedTrainer(build, strategy=name)

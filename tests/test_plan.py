@@ -176,8 +176,8 @@ def test_printed_plan_of_one_machine_has_no_worker():
             {"strategy": "horovod"},
             "`strategy` must be one of "
             + ", ".join(map(repr, STRATEGIES + PLANNED))
-            + ", or a tf.distribute.Strategy ('parameter_server' and 'mesh' are not available in "
-            "this version). Received: strategy='horovod'",
+            + ", or a tf.distribute.Strategy ('parameter_server' is not available in this "
+            "version). Received: strategy='horovod'",
         ),
         (
             TWO_GPUS,

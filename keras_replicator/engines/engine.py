@@ -15,6 +15,8 @@ class Engine(abc.ABC):
         shard: The replicas that this worker drives (`data.split.Shard`).
         strategy: The `tf.distribute.Strategy`, or None where there is none.
         makes_anew: Whether models, optimizers and metrics must be made in the engine's scope.
+        takes_xla: Whether XLA can compile forward and backward pass.
+        has_parts: Whether a variable has parts on several devices.
     """
 
     num_replicas = 1
@@ -22,6 +24,8 @@ class Engine(abc.ABC):
     shard = None
     strategy = None
     makes_anew = False
+    takes_xla = True
+    has_parts = False
 
     @abc.abstractmethod
     def scope(self):
@@ -34,6 +38,16 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def owns(self, variable):
         """Whether a Keras variable was made in the engine's scope."""
+
+    def make(self, function):
+        """Returns what a function makes in the engine's scope: a model, or a dict of them."""
+        with self.scope():
+            return function()
+
+    def complete(self, plan, optimizers=None):
+        """Returns a plan with what is known once models, or optimizers, are made."""
+        del optimizers
+        return plan
 
     @abc.abstractmethod
     def build(self, step, element_spec, window=None):

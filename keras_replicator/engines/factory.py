@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras_replicator import compat, workers
 from keras_replicator.arrivals import listens, wait_for_all
 from keras_replicator.cluster import Cluster, check_expected_workers, detect_cluster
+from keras_replicator.engines.mesh_factory import choose_mesh
 from keras_replicator.engines.synchronous import SynchronousEngine
 from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
 from keras_replicator.plan import Plan, make_plan
@@ -18,7 +19,7 @@ _strategies = {}
 _TRAINING = ("chief", "worker")
 
 
-def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeout):
+def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeout, layout=None):
     """Decides what runs where, and makes the engine that does it.
 
     Args:
@@ -27,10 +28,14 @@ def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeo
         expected_workers: The number of workers that the job must have, or None.
         peer_timeout: Seconds until a lost worker is an error.
         start_timeout: Seconds until a missing worker is an error.
+        layout: A `Layout` or `keras.distribution.LayoutMap`, or None.
 
     Returns:
         `(plan, engine)`.
     """
+    chosen = choose_mesh(strategy, layout, devices, expected_workers)
+    if chosen is not None:
+        return chosen
     if isinstance(strategy, tf.distribute.Strategy):
         if devices is not None:
             raise ValueError(
@@ -88,8 +93,8 @@ def make_engine(plan, strategy=None, cluster=None, peer_timeout=60, start_timeou
     if plan.strategy == "tpu":
         return SynchronousEngine(_tpu(), None)
     if plan.num_replicas == 1:
-        return SynchronousEngine(None, f"/device:{plan.devices[0]}")
-    return SynchronousEngine(_mirrored(plan.devices), None)
+        return SynchronousEngine(None, f"/device:{plan.devices[0]}", groups=plan.groups)
+    return SynchronousEngine(_mirrored(plan.devices), None, groups=plan.groups)
 
 
 def _mirrored(devices):

@@ -7,10 +7,11 @@ steps a call. With one replica there is no strategy at all.
 import contextlib
 import functools
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_replicator import compat, replica, workers
+from keras_replicator import compat, placement, replica, workers
 from keras_replicator.data.rows import (
     at_least_one,
     check_equal_rows,
@@ -34,6 +35,7 @@ class SynchronousEngine(Engine):
         cluster: The `Cluster` of the job, or None.
         watch: The `Watch` over the other workers, or None.
         start_timeout: Seconds that a worker waits for what another one has to tell.
+        groups: Names of the logical devices of each replica of this worker, or nothing.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class SynchronousEngine(Engine):
         cluster=None,
         watch=None,
         start_timeout=600,
+        groups=(),
     ):
+        self.groups = groups
         self.cluster = cluster
         self.watch = watch
         self.start_timeout = start_timeout
@@ -72,12 +76,28 @@ class SynchronousEngine(Engine):
                 "ReplicatedTrainer(model, strategy=strategy). "
                 f"Received: the scope of a {type(outer).__name__}"
             )
-        with self._placement():
+        place = self._place if self.groups else None
+        with self._placement(), placement.placing(place), replica.building_with(self.groups):
             if self.strategy is None or tf.distribute.get_strategy() is self.strategy:
                 yield
             else:
                 with self.strategy.scope():
                     yield
+
+    def _place(self, variable, value, like):
+        """Makes a variable on the logical device whose context is open, or beside `like`."""
+        if isinstance(like, keras.Variable):
+            names = compat.short_devices_of(like)
+        else:
+            index = placement.pinned_to(variable)
+            index = (replica.building_on() or 0) if index is None else index
+            names = [group[index] for group in self.groups]
+        with contextlib.ExitStack() as stack:
+            if self.strategy is None:
+                stack.enter_context(tf.device(names[0]))
+            else:
+                stack.enter_context(compat.mirrored_on(self.strategy, names))
+            placement.make(variable, value)
 
     def _placement(self):
         if self.strategy is None and self.device is not None:
@@ -120,6 +140,7 @@ class SynchronousEngine(Engine):
                 window=window,
                 several_workers=self.num_workers > 1,
                 call=call,
+                devices=self.groups[index - self.shard.first] if self.groups else (),
             )
             current.scratch.update(scratch or {})
             with replica.activate(current):

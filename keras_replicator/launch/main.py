@@ -54,7 +54,9 @@ def _add_plan(commands):
         description="Prints what would run where on this machine, and why. With a script: runs it "
         "up to its first fit on one device, measures a step there, and prints its plan, what an "
         "update reduces, and the predicted step time and efficiency on the hardware that the "
-        "options describe. Most options may also stand behind the script; what is no option of "
+        "options describe. With a script and --mesh: runs it up to its first trainer.compile, "
+        "allocates no weights, and prints the plan with the bytes of each device, also for devices "
+        "that are not here. Most options may also stand behind the script; what is no option of "
         "plan goes to the script.",
     )
     number = {"type": _parse_count, "metavar": "N"}
@@ -80,6 +82,9 @@ def _add_hardware(parser):
         metavar="X",
         help="how many times as fast as this device each of those is (default: 1)",
     )
+    parser.add_argument(
+        "--mesh", type=_parse_mesh, metavar="batch=B,model=M", help="split the model over a mesh"
+    )
 
 
 def _plan(parser, arguments):
@@ -97,6 +102,9 @@ def _plan(parser, arguments):
     behind = argparse.ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
     _add_hardware(behind)
     behind, rest = behind.parse_known_args(arguments.arguments)
+    mesh = behind.mesh or arguments.mesh
+    if mesh is not None:
+        return _plan_mesh(parser, arguments.script, mesh, rest)
     names = ("gpus", "workers", "bandwidth", "latency", "speedup")
     given = {name: getattr(behind, name) or getattr(arguments, name) for name in names}
     given["batch_size"] = arguments.batch_size
@@ -107,6 +115,15 @@ def _plan(parser, arguments):
     except ValueError as error:
         parser.error(str(error))
     return plan_script(arguments.script, rest, given, arguments.rows)
+
+
+def _plan_mesh(parser, script, mesh, rest):
+    from keras_replicator.mesh_planning import plan_script
+
+    if plan_script(script, mesh, rest):
+        return 0
+    print(f"{parser.prog}: error: the script compiled no trainer.", file=sys.stderr)
+    return 1
 
 
 def _add_verify(commands):
@@ -282,6 +299,19 @@ def _export_checkpoint(parser, arguments):
 
 def _parse_counts(text):
     return tuple(_parse_at_least(part.strip(), 2) for part in text.split(","))
+
+
+def _parse_mesh(text):
+    mesh = {}
+    for part in text.split(","):
+        axis, equals, size = part.partition("=")
+        if not axis or not equals or axis in mesh:
+            raise argparse.ArgumentTypeError(
+                "must name each axis and its size once, such as batch=2,model=4. "
+                f"Received: {text!r}"
+            )
+        mesh[axis] = _parse_at_least(size, 1)
+    return mesh
 
 
 def _parse_count(text):

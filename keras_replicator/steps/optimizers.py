@@ -9,7 +9,7 @@ one device, on each replica's own copy of the variables.
 import keras
 import tensorflow as tf
 
-from keras_replicator import compat, replica
+from keras_replicator import compat, placement, replica
 from keras_replicator.steps import conditions, gradient_norms
 
 
@@ -48,11 +48,12 @@ class GradientWindow:
             if self.rows is None:
                 self.rows = keras.Variable(0.0, trainable=False, name="accumulated_rows")
             for variable in missing:
-                accumulator = keras.Variable(
-                    tf.zeros(variable.shape, variable.dtype),
-                    trainable=False,
-                    name=f"accumulated_{variable.name}",
-                )
+                with placement.like(variable):
+                    accumulator = keras.Variable(
+                        tf.zeros(variable.shape, variable.dtype),
+                        trainable=False,
+                        name=f"accumulated_{variable.name}",
+                    )
                 slots[id(variable)] = (variable, accumulator)
 
     def add(self, optimizer, gradients, variables):
