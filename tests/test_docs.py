@@ -51,6 +51,8 @@ def test_custom_steps_equal_one_device_on_any_number_of_replicas(monkeypatch):
         # Piece 3: 5 steps an epoch, 2 epochs.
         counts = {name: int(o.iterations.numpy()) for name, o in page["gan"].optimizers.items()}
         assert counts == {"generator": 10, "critic": 20}
+        losses = page["contrastive"].history.history["loss"]
+        assert losses[1] < losses[0]
     for name in ("trainer", "gan", "contrastive"):
         assert_close(*(weights_of(pages[replicas][name].model) for replicas in (4, 1)))
 
