@@ -475,7 +475,7 @@ USAGE_ERRORS = {
     "no worker": (["launch", "--workers", "0", "SCRIPT"], "of at least 1. Received: '0'"),
     "a wrong count": (["launch", "--ps", "-1", "SCRIPT"], "of at least 0. Received: '-1'"),
     "a wrong time": (["launch", "--grace", "x", "SCRIPT"], "number of seconds. Received: 'x'"),
-    "plan takes nothing": (["plan", "train.py"], "unrecognized arguments: train.py"),
+    "a plan of no script": (["plan", "nowhere.py"], "no such script. Received: 'nowhere.py'"),
     "no action": (["checkpoint"], "required: ACTION"),
     "no directory": (["checkpoint", "show"], "required: directory"),
     "no path": (["checkpoint", "export", "there"], "required: path"),
