@@ -8,6 +8,8 @@ import os
 import signal
 import threading
 
+_open = []  # in the order in which they were made; they may be closed in any order
+
 
 class Announced:
     """Calls a function when a signal comes, and another one when too much time has passed since.
@@ -31,6 +33,7 @@ class Announced:
         self._handlers = {number: signal.signal(number, self._handle) for number in self._numbers}
         self._thread = threading.Thread(target=self._watch, daemon=True, name="signals")
         self._thread.start()
+        _open.append(self)
 
     def start_deadline(self):
         """Begins to count, once, also where another process got the signal."""
@@ -41,10 +44,19 @@ class Announced:
 
     def close(self):
         """Gives the signals back to whoever handled them before."""
+        later = _open[_open.index(self) + 1 :]
+        _open.remove(self)
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            heir = next((other for other in later if number in other._handlers), None)
+            if heir is None:
+                signal.signal(number, handler)
+            else:
+                heir._handlers[number] = handler
         self._handlers = {}
-        signal.set_wakeup_fd(self._before)
+        if later:
+            later[0]._before = self._before
+        else:
+            signal.set_wakeup_fd(self._before)
         os.close(self._writer)
         self._thread.join()
         os.close(self._reader)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 import keras_replicator as kr
 from keras_replicator import checkpoints
+from keras_replicator.callbacks.signals import Announced
 from keras_replicator.launch.main import main
 from tests.helpers import cpus, regression, run_script
 
@@ -255,6 +257,7 @@ CUT = """
 import resource, signal, sys
 import numpy as np
 from keras_replicator import checkpoints
+from keras_replicator.callbacks.signals import Announced
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL if sys.argv[2] == "kill" else signal.SIG_IGN)
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
@@ -325,6 +328,22 @@ def test_checkpoint_by_steps_and_epochs(tmp_path):
     )
     assert sorted(os.listdir(tmp_path / "steps")) == ["step-00000005", "step-00000010"]
     assert sorted(os.listdir(tmp_path / "epochs")) == ["step-00000008"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in first out", "last in first out"])
+def test_signals_are_given_back_in_any_order(order):
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+    opened = [
+        Announced([signal.SIGTERM], lambda number=number: seen.append(number), None, None)
+        for number in range(2)
+    ]
+    opened.pop(order[0]).close()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert seen == [order[1]]
+    opened.pop().close()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_checkpoint_by_steps_that_a_call_does_not_end_at(tmp_path):
