@@ -11,8 +11,8 @@ VENV ?= .venv
 LOWEST ?= .venv-lowest
 # What is handed on: make quickstart ARGS="--replicas 4", make test ARGS="tests/test_cluster.py -x"
 ARGS ?=
-# Two processes of tests, a file each: TensorFlow traces on one core.
-WORKERS ?= --numprocesses 2 --dist loadfile
+# Two processes of tests, a file each and in order: TensorFlow traces on one core.
+WORKERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 LOWEST_VERSIONS := "tensorflow==2.20.*" "keras==3.12.*" "tensorboard==2.20.*" "setuptools<81"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -8,6 +8,7 @@ _SCALING = {
     "steps_per_second": "steps per second",
     "scaling_efficiency": "scaling efficiency",
     "input_wait_share": "share of time waiting for input",
+    "reduce_share": "share of time reducing",
 }
 _HEALTH = {
     "learning_rate": "learning rate",

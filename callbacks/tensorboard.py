@@ -51,6 +51,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         **more: other arguments of `keras.callbacks.TensorBoard`.
     """
 
+    wants_times = True
+
     def __init__(
         self,
         log_dir="logs",

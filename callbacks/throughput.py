@@ -17,8 +17,9 @@ class Throughput(keras.callbacks.Callback):
     * `rows_per_second_per_replica`;
     * `steps_per_second`;
     * `scaling_efficiency`: with `one_replica=`, rows per second over replicas times that speed;
-    * `input_wait_share`: share of the time in which a step waited for data, where the trainer
-      measures it;
+    * `input_wait_share`: share of the time in which a worker waited for its next batch;
+    * `reduce_share`: with several replicas, share of the time from a replica's gradients to the
+      reduced ones, the wait for slower replicas included;
     * `gradient_norm` (of several optimizers, `gradient_norm_<name>`): with `gradient_norm=True`,
       the mean over the updates of the epoch, of the averaged gradient before it is clipped;
     * `learning_rate`, or `learning_rate_<name>` for each of several optimizers.
@@ -27,7 +28,8 @@ class Throughput(keras.callbacks.Callback):
     callback looks at epochs only, so it never shortens the compiled loop.
 
     `keras.Model.fit` does not count rows; there, only `steps_per_second` and the learning rate
-    are logged.
+    are logged. The two shares are measured by the synchronous engines on CPUs; they are those of
+    the chief.
 
     Example:
 
@@ -45,6 +47,8 @@ class Throughput(keras.callbacks.Callback):
     Raises:
         ValueError: when `one_replica` is not above 0.
     """
+
+    wants_times = True
 
     def __init__(self, one_replica=None, gradient_norm=False, clock=time.perf_counter):
         super().__init__()
@@ -109,5 +113,7 @@ class Throughput(keras.callbacks.Callback):
             values["scaling_efficiency"] = rows / seconds / (replicas * self.one_replica)
         if params.get("input_wait_seconds") is not None:
             values["input_wait_share"] = params["input_wait_seconds"] / seconds
+        if params.get("reduce_seconds") is not None and replicas > 1:
+            values["reduce_share"] = params["reduce_seconds"] / seconds
         norms = params.get("gradient_norms", {}) if self.wants_gradient_norm else {}
         return {**values, **norms, **learning_rates(self.model)}

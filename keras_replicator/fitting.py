@@ -45,8 +45,9 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
         start = 0 if resumed is None else resumed.step
         if not start:
             phase.reader.reset()
-        if phase.norms is not None:
-            phase.norms.reset()
+        for noted in (phase.norms, phase.times):
+            if noted is not None:
+                noted.reset()
         callbacks.on_epoch_begin(epoch)
         if resumed is not None:
             # What on_epoch_begin has set was set in the run that is resumed, and changed since.
@@ -88,10 +89,11 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
             if before is not None:
                 saver.in_validation(epoch, steps, made, logs, before)
             logs.update({f"val_{name}": value for name, value in results.items()})
-        norms = {} if phase.norms is None else {"gradient_norms": phase.norms.read()}
+        noted = {} if phase.norms is None else {"gradient_norms": phase.norms.read()}
+        noted.update({} if phase.times is None else phase.times.read())
         for callback in listed:
             if callback.params is not None:
-                callback.params.update(rows_seen=rows, **norms)
+                callback.params.update(rows_seen=rows, **noted)
         callbacks.on_epoch_end(epoch, logs)
         agreement.align(host)
         saver.at_epoch_end(epoch, made, logs, hooks.stopped())

@@ -10,6 +10,7 @@ from keras_replicator.steps import normalization, supervised
 from keras_replicator.steps.gradient_norms import GradientNorms
 from keras_replicator.steps.logs import StepLogs
 from keras_replicator.steps.optimizers import GradientWindow
+from keras_replicator.steps.step_times import StepTimes
 
 
 class Phases:
@@ -29,11 +30,18 @@ class Phases:
         self._steps = steps
         self._phases = {}
         self._norms = None
+        self._times = None
 
     def want_gradient_norms(self):
         """Lets training note the norm of each update's gradient from now on."""
         if self._norms is None:
             self._norms = GradientNorms(self._compilation.optimizers, self._engine)
+            self._phases.pop("train", None)
+
+    def want_times(self):
+        """Lets training note from now on where its time goes; on engines that can tell."""
+        if self._times is None and self._engine.times_steps:
+            self._times = StepTimes(self._engine.shard.count)
             self._phases.pop("train", None)
 
     def get(self, phase, spec):
@@ -56,13 +64,16 @@ class Phases:
             window = GradientWindow(self._compilation.accumulation, self._engine.scope)
         on_replica = self._on_replica(step, phase, window, logs)
         run_eagerly = self._compilation is not None and self._compilation.run_eagerly
-        norms = self._norms if phase == "train" else None
+        norms, times = (self._norms, self._times) if phase == "train" else (None, None)
+        scratch = {"model": self._models.host}
+        for noted in (norms, times):
+            scratch.update({} if noted is None else noted.scratch)
         loop = self._engine.make_loop(
             on_replica,
             add=None if logs is None else logs.add,
             collect=phase == "predict",
             window=window,
-            scratch={"model": self._models.host, **({} if norms is None else norms.scratch)},
+            scratch=scratch,
             run_eagerly=run_eagerly,
         )
         try:
@@ -76,7 +87,7 @@ class Phases:
         if logs is not None:
             step_metrics.prepare(logs.metrics.values())
         reader = LogReader(self._models.host, self._engine, logs, run_eagerly)
-        return Phase(loop, reader, window, norms)
+        return Phase(loop, reader, window, norms, times)
 
     def _step_of(self, phase):
         """Returns `(fn(batch) on a replica, whether its logs are the user's)`."""
@@ -117,13 +128,14 @@ class Phases:
 
 
 class Phase:
-    """One phase: its compiled loop, the reader of its logs; of training, its window and norms."""
+    """One phase: its compiled loop, the reader of its logs; of training, what it notes, too."""
 
-    def __init__(self, loop, reader, window, norms=None):
+    def __init__(self, loop, reader, window, norms=None, times=None):
         self.loop = loop
         self.reader = reader
         self.window = window
         self.norms = norms
+        self.times = times
 
     @property
     def logs(self):

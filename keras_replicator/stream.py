@@ -17,7 +17,7 @@ class Stream:
     """Gives out iterators and counts what was consumed.
 
     Args:
-        source: A `data.sources.Source`.
+        source: A `data.source.Source`.
         steps: Steps per epoch, or None for the whole data.
         argument: Name of the argument that `steps` came from, for messages.
     """

@@ -364,12 +364,12 @@ class ReplicatedTrainer:
             self._engine.named_losses(),
         ):
             self._check_agreement(stream, validation, epochs)
-            wanted = (
-                getattr(callback, "wants_gradient_norm", False)
-                for callback in compat.as_callbacks(callbacks)
-            )
-            if self._engine.agree(0, any(wanted))[1]:
+            if self._is_wanted("wants_gradient_norm", callbacks):
                 session.phases.want_gradient_norms()
+            # Work of other devices is queued, and a clock in the loop would time the queueing.
+            on_cpus = all(device.startswith("CPU") for device in session.plan.devices)
+            if self._is_wanted("wants_times", callbacks) and on_cpus:
+                session.phases.want_times()
             phase = session.phases.get("train", source.element_spec)
             session.plan = session.plan.with_details(**source.describe(session.plan))
             callbacks = self._callback_list(callbacks, verbose, epochs, stream, add_history=True)
@@ -409,6 +409,11 @@ class ReplicatedTrainer:
             model=self._models.host,
             **options,
         )
+
+    def _is_wanted(self, what, callbacks):
+        """Whether a callback of some worker has a true attribute of this name."""
+        wanted = (getattr(callback, what, False) for callback in compat.as_callbacks(callbacks))
+        return self._engine.agree(0, any(wanted))[1]
 
     def _check_agreement(self, stream, validation, epochs):
         """Workers that were started differently get an error that names the difference."""

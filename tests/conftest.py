@@ -1,5 +1,7 @@
 """One process, eight simulated CPUs: every test takes as many of them as it needs, by name."""
 
+import gc
+import itertools
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -12,11 +14,18 @@ import keras_replicator as kr  # noqa: E402
 
 kr.simulate_devices(8)
 
+# A full collection looks at the graphs of all tests so far: one for each test would cost more than
+# the tests.
+_COLLECT_EVERY = 25
+_count = itertools.count(1)
+
 
 @pytest.fixture(autouse=True)
 def fresh_keras():
     """Layer names, seeds and the dtype policy start anew in every test."""
-    keras.backend.clear_session()
+    if next(_count) % _COLLECT_EVERY == 0:
+        gc.collect()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     yield
     keras.config.set_dtype_policy("float32")

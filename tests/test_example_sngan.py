@@ -170,27 +170,35 @@ def test_scores_of_a_perfect_and_of_an_undecided_classifier():
     assert share == 0
 
 
-@pytest.mark.multiprocess
-def test_smoke_run_and_resume(tmp_path):
-    def run(updates):
-        result = subprocess.run(
-            [
-                sys.executable,
-                str(EXAMPLES / "sngan" / "train.py"),
-                *("--preset", "smoke", "--replicas", "2", "--samples", "50"),
-                *("--steps", str(updates), "--evaluations", str(updates)),
-                *("--classifier-epochs", "1", "--logdir", str(tmp_path)),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
-        )
-        assert result.returncode == 0, result.stderr
-        return result
+def smoke_run(folder, updates):
+    """Trains the smoke preset to a number of updates."""
+    result = subprocess.run(
+        [
+            sys.executable,
+            str(EXAMPLES / "sngan" / "train.py"),
+            *("--preset", "smoke", "--replicas", "2", "--samples", "50"),
+            *("--steps", str(updates), "--evaluations", str(updates)),
+            *("--classifier-epochs", "1", "--logdir", str(folder)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert result.returncode == 0, result.stderr
+    return result
 
-    output = run(2).stdout
+
+@pytest.mark.multiprocess
+def test_smoke_run(tmp_path):
+    output = smoke_run(tmp_path, 2).stdout
     assert re.search(r"^Fréchet distance: [\d.]+  after the first tenth: ", output, re.MULTILINE)
     assert re.search(r"^recognised: [\d.]+  worst class: ", output, re.MULTILINE)
     assert (tmp_path / "samples.png").exists() and (tmp_path / "curve.png").exists()
-    assert "Resumed from" in run(3).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_smoke_run_resumes(tmp_path):
+    smoke_run(tmp_path, 2)
+    assert "Resumed from" in smoke_run(tmp_path, 3).stderr

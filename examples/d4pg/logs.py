@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run, every few seconds."""
+"""What TensorBoard shows of a run, every few seconds and at its end."""
 
 import time
 
@@ -27,14 +27,14 @@ class Logs:
         self._every = every
         self._last = self._reading()
 
-    def write(self, learner_logs):
-        """Writes what a learner's update has returned, and the rest, when it is time."""
-        now = self._reading()
-        seconds = now[0] - self._last[0]
-        if seconds < self._every:
+    def write(self, learner_logs, now=False):
+        """Writes what a learner's update has returned, and the rest, when it is time; or `now`."""
+        reading = self._reading()
+        seconds = reading[0] - self._last[0]
+        if seconds < self._every and not now:
             return
-        steps, updates = (new - old for new, old in zip(now[1:], self._last[1:]))
-        self._last = now
+        steps, updates = (new - old for new, old in zip(reading[1:], self._last[1:]))
+        self._last = reading
         returns, lags = self._exchange.take_news()
         scalars = {f"learner/{name}": value for name, value in learner_logs.items()}
         scalars["learner/updates_per_second"] = updates / seconds

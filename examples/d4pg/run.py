@@ -78,8 +78,8 @@ def train(config, replicas=None, logdir="logs/d4pg", seed=0):
             priorities, learner_logs = learner.update(batch.rows)
             exchange.updated(batch, priorities)
             counters.seconds = time.monotonic() - began
-            logs.write(learner_logs)
             ends = counters.updates == config.updates
+            logs.write(learner_logs, now=ends)
             if ends or counters.updates % config.publish_every == 0:
                 exchange.publish(learner.policy_weights())
             if plan.is_chief and (ends or counters.updates % config.evaluate_every == 0):

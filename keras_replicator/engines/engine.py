@@ -17,6 +17,7 @@ class Engine(abc.ABC):
         makes_anew: Whether models, optimizers and metrics must be made in the engine's scope.
         takes_xla: Whether XLA can compile forward and backward pass.
         has_parts: Whether a variable has parts on several devices.
+        times_steps: Whether its loop can tell where the time goes.
     """
 
     num_replicas = 1
@@ -26,6 +27,7 @@ class Engine(abc.ABC):
     makes_anew = False
     takes_xla = True
     has_parts = False
+    times_steps = False
 
     @abc.abstractmethod
     def scope(self):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_replicator import compat, replica
 from keras_replicator.data.fingerprint import extend, no_marks
 from keras_replicator.data.own import counts_own_rows
+from keras_replicator.steps import step_times
 
 
 class Loop:
@@ -42,6 +43,7 @@ class Loop:
         self._add = add
         self._window = window
         self._scratch = scratch
+        self._times = step_times.of(scratch)
         self._collect = collect
         self.traces = 0
         self.marks = ()  # of what the last call read, see data/fingerprint.py
@@ -129,14 +131,19 @@ class Loop:
             return rows + tf.cast(batch_rows, tf.int64), _extended(marks, element)
 
         state = (tf.constant(0, tf.int64), no_marks(iterator.element_spec))
-        done, rows, marks = _repeat(step, iterator, steps, state, lasts, self._engine)
+        if self._times is not None:
+            step, state = self._times.watch(step), (tf.timestamp(), *state)
+        done, *_, rows, marks = _repeat(step, iterator, steps, state, lasts, self._engine)
         return done, rows, marks, ()
 
     def _run_eagerly(self, iterator, steps, position, lasts):
         del lasts
         done, rows, marks = 0, 0, no_marks(iterator.element_spec)
         while done < steps:
-            element = self._next(iterator)
+            if self._times is None:
+                element = self._next(iterator)
+            else:
+                element = self._times.waiting_for(lambda: self._next(iterator))
             if element is None:
                 break
             batch_rows, results = self._one_step(element, position + done)

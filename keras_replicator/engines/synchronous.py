@@ -38,6 +38,8 @@ class SynchronousEngine(Engine):
         groups: Names of the logical devices of each replica of this worker, or nothing.
     """
 
+    times_steps = True
+
     def __init__(
         self,
         strategy=None,

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_replicator import compat, placement, replica
-from keras_replicator.steps import conditions, gradient_norms
+from keras_replicator.steps import conditions, gradient_norms, step_times
 
 
 class GradientWindow:
@@ -77,7 +77,6 @@ class GradientWindow:
 
     def close(self):
         """Reduces what was collected, updates, and starts an empty window."""
-        current = replica.current()
         for optimizer, slots in self.slots.values():
             if not slots:
                 continue
@@ -89,7 +88,7 @@ class GradientWindow:
                 )
                 for a in accumulators
             ]
-            _update(optimizer, current.reduce_sum(means), list(variables))
+            _update(optimizer, step_times.reduce_sum(means), list(variables))
             for accumulator in accumulators:
                 accumulator.assign(tf.zeros_like(compat.local_copy(accumulator)))
         self.rows.assign(0.0)
@@ -148,7 +147,7 @@ def _average(gradients, current):
     conditions.check_update(current)
     present = [g for g in gradients if g is not None]
     weighted = [_weigh(g, current.weight(g.dtype)) for g in present]
-    reduced = iter(current.reduce_sum(weighted))
+    reduced = iter(step_times.reduce_sum(weighted))
     return [None if g is None else next(reduced) for g in gradients]
 
 
