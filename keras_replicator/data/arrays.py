@@ -42,23 +42,29 @@ class ArraySource(Source):
                 keras.tree.lists_to_tuples(arrays),
             )
 
+        # Without a partial batch the shapes are known, which makes a step cheaper.
+        are_alike = self.num_rows % self.batch_size == 0
+
         def read(number):
             first = number * self.batch_size
-            rows = tf.minimum(self.num_rows - first, self.batch_size)
+            rows = self.batch_size
+            if not are_alike:
+                rows = tf.minimum(self.num_rows - first, self.batch_size)
             begin, end = 0, rows
             if not shard.is_whole:
                 begin, end = at_least_one(*shard.rows(rows), rows)
-            if self._shuffle:
-                where = self._order[first + begin : first + end]
-                batch = keras.tree.map_structure(
-                    lambda leaf: None if leaf is None else tf.gather(leaf, where), tensors
+            where = self._order[first + begin : first + end] if self._shuffle else None
+            size = end - begin if are_alike and isinstance(end, int) else None
+
+            def take(leaf):
+                if leaf is None:
+                    return None
+                part = (
+                    leaf[first + begin : first + end] if where is None else tf.gather(leaf, where)
                 )
-            else:
-                batch = keras.tree.map_structure(
-                    lambda leaf: None if leaf is None else leaf[first + begin : first + end],
-                    tensors,
-                )
-            return tf.cast(rows, tf.int32), batch
+                return tf.ensure_shape(part, [size, *leaf.shape[1:]])
+
+            return tf.cast(rows, tf.int32), keras.tree.map_structure(take, tensors)
 
         dataset = tf.data.Dataset.range(self.num_batches)
         self._read = read

@@ -22,6 +22,19 @@ def count_rows(nest):
     raise ValueError(f"A batch must hold at least one tensor. Received: {nest}")
 
 
+def with_static_rows(rows, batch):
+    """Returns the rows of a whole batch as a constant, where shapes tell them already.
+
+    What is computed from them is then known while a step is traced.
+    """
+    for leaf in tf.nest.flatten(batch):
+        if leaf is None or is_optional(leaf):
+            continue
+        is_dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank
+        return rows if not is_dense or leaf.shape[0] is None else tf.constant(leaf.shape[0])
+    return rows
+
+
 def check_equal_rows(inputs):
     """Raises `ValueError` unless every dense leaf of the inputs of `run` has as many rows."""
     rows = set()
@@ -63,6 +76,8 @@ def slice_rows(nest, begin, end):
 
 def at_least_one(begin, end, total):
     """Widens an empty range of rows to one row, where there is any."""
+    if isinstance(begin, int) and isinstance(end, int) and begin < end:
+        return begin, end
     begin = tf.minimum(begin, tf.maximum(total - 1, 0))
     return begin, tf.minimum(tf.maximum(end, begin + 1), total)
 

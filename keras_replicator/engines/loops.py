@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_replicator import compat, replica
 from keras_replicator.data.fingerprint import extend, no_marks
 from keras_replicator.data.own import counts_own_rows
+from keras_replicator.data.rows import with_static_rows
 from keras_replicator.steps import step_times
 
 
@@ -96,6 +97,8 @@ class Loop:
 
     def _one_step(self, element, position):
         rows, batch = element[:2]
+        if self._engine.shard.is_whole:
+            rows = with_static_rows(rows, batch)
         results = self._engine.replicate(
             self._step, batch, rows, window=self._window, scratch=self._scratch
         )

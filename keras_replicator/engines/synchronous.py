@@ -166,7 +166,8 @@ class SynchronousEngine(Engine):
         if self.num_replicas == 1:
             return drop_optionals(batch), rows
         if rows.shape.rank == 0:
-            begin, end = self.shard.replica_rows(rows, index)
+            known = tf.get_static_value(rows)
+            begin, end = self.shard.replica_rows(rows if known is None else int(known), index)
         else:
             begin = tf.reduce_sum(rows[self.shard.first : index])
             end = begin + rows[index]
@@ -175,7 +176,7 @@ class SynchronousEngine(Engine):
             if not exact:
                 begin, end = at_least_one(begin, end, count_rows(batch))
             part = slice_rows(batch, begin, end)
-        return part, own
+        return part, tf.convert_to_tensor(own)
 
     # --------------------------------------------------------------------------- the interface
 

@@ -7,7 +7,8 @@ import pytest
 from tests.helpers import assert_close
 from tests.multiworker.jobs import run_job
 
-pytestmark = pytest.mark.multiprocess
+# All scenarios share their processes, whose own limit comes first.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1200)]
 
 DEVICES = [1, pytest.param(2, marks=pytest.mark.slow)]
 # What `make test` runs; the rest is marked slow.
@@ -46,7 +47,7 @@ def job(request, tmp_path_factory):
         request.param,
         *names,
         shared=folder,
-        timeout=280,
+        timeout=280 if names else 900,
         worker=2,
     )
 

@@ -11,7 +11,8 @@ from tests.multiworker.jobs import run_job
 from tests.parity.registry import ROWS
 from tests.parity.test_parity import reference
 
-pytestmark = pytest.mark.multiprocess
+# All rows of a shape share their processes, whose own limit comes first.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1500)]
 
 # (workers, devices of each)
 SHAPES = ((2, 1), (2, 2), (3, 1))
@@ -55,7 +56,7 @@ def outcome(request, tmp_path_factory):
             shape[1],
             *names,
             shared=folder,
-            timeout=280,
+            timeout=max(280, 30 * len(names)),
             worker=shape[0],
         )
 
