@@ -18,6 +18,7 @@ from keras_replicator.data.rows import (
     count_rows,
     drop_optionals,
     slice_rows,
+    with_static_rows,
 )
 from keras_replicator.data.split import Shard
 from keras_replicator.engines.engine import Engine
@@ -231,7 +232,7 @@ class SynchronousEngine(Engine):
             split = [value for value, own in zip(inputs, per_replica) if not own]
             rows = None
             if split:
-                rows = count_rows(split)
+                rows = with_static_rows(count_rows(split), split)
                 if not self.shard.is_whole:
                     split = slice_rows(split, *self.shard.rows(rows))
 
