@@ -12,6 +12,7 @@ _SCALING = {
 }
 _HEALTH = {
     "learning_rate": "learning rate",
+    "staleness": "staleness (updates of other workers)",
     "gradient_norm": "gradient norm",
     "loss_scale": "loss scale",
     "host_memory": "memory of the host process (bytes)",

@@ -22,6 +22,8 @@ class Throughput(keras.callbacks.Callback):
       reduced ones, the wait for slower replicas included;
     * `gradient_norm` (of several optimizers, `gradient_norm_<name>`): with `gradient_norm=True`,
       the mean over the updates of the epoch, of the averaged gradient before it is clipped;
+    * `staleness_mean`, `staleness_max`: under parameter servers, how many updates of other workers
+      came between a step's reading of the weights and its own update;
     * `learning_rate`, or `learning_rate_<name>` for each of several optimizers.
 
     Validation does not count as training time. The first epoch of a run includes compilation. The
@@ -115,5 +117,6 @@ class Throughput(keras.callbacks.Callback):
             values["input_wait_share"] = params["input_wait_seconds"] / seconds
         if params.get("reduce_seconds") is not None and replicas > 1:
             values["reduce_share"] = params["reduce_seconds"] / seconds
+        values.update(params.get("readings") or {})
         norms = params.get("gradient_norms", {}) if self.wants_gradient_norm else {}
         return {**values, **norms, **learning_rates(self.model)}

@@ -19,12 +19,14 @@ _hardware.simulate_devices_from_environment()
 from keras_replicator import callbacks, replica  # noqa: E402
 from keras_replicator.auto_layout import auto_layout  # noqa: E402
 from keras_replicator.batch_size import find_batch_size  # noqa: E402
+from keras_replicator.engines.in_process import simulate_cluster  # noqa: E402
 from keras_replicator.hardware import simulate_devices  # noqa: E402
 from keras_replicator.layout import Layout  # noqa: E402
 from keras_replicator.plan import Plan  # noqa: E402
 from keras_replicator.replica import PerReplica  # noqa: E402
 from keras_replicator.steps.losses import local_mean  # noqa: E402
 from keras_replicator.steps.metrics import on_global_batch  # noqa: E402
+from keras_replicator.steps.tables import Tables  # noqa: E402
 from keras_replicator.trainer import ReplicatedTrainer  # noqa: E402
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "PerReplica",
     "Plan",
     "ReplicatedTrainer",
+    "Tables",
     "__version__",
     "auto_layout",
     "callbacks",
@@ -39,5 +42,6 @@ __all__ = [
     "local_mean",
     "on_global_batch",
     "replica",
+    "simulate_cluster",
     "simulate_devices",
 ]

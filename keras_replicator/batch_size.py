@@ -76,9 +76,15 @@ def find_batch_size(
     for name, value in (("start", start), ("maximum", maximum), ("memory_limit", memory_limit)):
         if value is not None:
             check_positive(name, value)
-    sample, spec, rows = trainer.sample_rows(x, y, sample_weight)
     session = trainer.session
     engine = session.engine
+    if engine.asynchronous:
+        raise ValueError(
+            "find_batch_size looks at the memory of this machine, and under parameter servers "
+            "steps run on the workers. Search on one worker's machine with "
+            f"strategy='one_device'. Received: a trainer with strategy={session.plan.strategy!r}"
+        )
+    sample, spec, rows = trainer.sample_rows(x, y, sample_weight)
     replicas = engine.num_replicas
     maximum = maximum or rows or 65_536
     start = min(start or replicas, maximum)

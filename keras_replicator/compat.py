@@ -25,6 +25,8 @@ MINIMUM_KERAS = (3, 12)
 _WRAPPABLE = {
     "variable_assign": ("keras.src.backend.tensorflow.core", "Variable", "_direct_assign"),
     "call_layer": ("keras.src.layers.layer", "Layer", "__call__"),
+    "variable_assign_add": ("keras.src.backend.common.variables", "Variable", "assign_add"),
+    "variable_assign_sub": ("keras.src.backend.common.variables", "Variable", "assign_sub"),
     "initialize": ("keras.src.backend.tensorflow.core", "Variable", "_initialize"),
     "keras_cond": ("keras.src.backend.tensorflow.core", None, "cond"),
     "next_seed": ("keras.src.random.seed_generator", "SeedGenerator", "next"),
@@ -32,6 +34,8 @@ _WRAPPABLE = {
     "unscale_loss": ("keras.src.losses.loss", None, "unscale_loss_for_distribution"),
     "build_losses": ("keras.src.trainers.compile_utils", "CompileLoss", "build"),
     "update_mean": ("keras.src.metrics.reduction_metrics", "Mean", "update_state"),
+    "embedding_build": ("keras.src.layers.core.embedding", "Embedding", "build"),
+    "embedding_call": ("keras.src.layers.core.embedding", "Embedding", "call"),
     "moments": (
         "keras.src.layers.normalization.batch_normalization",
         "BatchNormalization",
@@ -1288,3 +1292,140 @@ def place_gradients(where):
             )
 
     pywrap_tfe.TFE_Py_RegisterGradientFunction(placed)
+
+
+# --------------------------------------------------------------------------- parameter servers
+
+
+def on_parameter_server(variable):
+    """Whether a variable was made in the scope of a `ParameterServerStrategy`."""
+    from tensorflow.python.distribute import ps_values
+
+    return isinstance(raw_variable(variable), ps_values.CachingVariable)
+
+
+@contextlib.contextmanager
+def stand_ins(variables, values):
+    """Context: Keras variables that are read and assigned are others, which take their place.
+
+    Args:
+        variables: Keras variables.
+        values: A `tf.Variable` for each.
+    """
+    before = [variable._value for variable in variables]
+    for variable, value in zip(variables, values):
+        variable._value = value
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before):
+            variable._value = value
+
+
+def local_variable(name, shape, dtype):
+    """Returns a variable that lives on the worker which runs the function that is traced.
+
+    Args:
+        name: Its name on that worker.
+        shape: Its shape.
+        dtype: Its dtype.
+    """
+    from tensorflow.python.ops import resource_variable_ops
+
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=tf.as_dtype(dtype), shape=shape, shared_name=name, container="keras_replicator"
+    )
+    return resource_variable_ops.BaseResourceVariable(
+        trainable=False,
+        shape=shape,
+        dtype=dtype,
+        handle=handle,
+        name=name,
+        handle_name=name,
+        unique_id=name,
+        in_graph_mode=False,
+    )
+
+
+def schedule(coordinator, function, arguments, finished):
+    """Runs a function on whichever worker is free; again on another one when that worker dies.
+
+    Args:
+        coordinator: A `ClusterCoordinator`.
+        function: A concrete function.
+        arguments: Its arguments.
+        finished: Called once as `finished(worker, outputs)`, in another thread.
+
+    Returns:
+        An object that must be held until `finished` was called.
+
+    Raises:
+        Exception: What a function that was scheduled before has failed with.
+    """
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+    class Once(cluster_coordinator.Closure):
+        def execute_on(self, worker):
+            super().execute_on(worker)
+            outputs = []
+            # Fetched here, where the loss of the worker still puts the closure back.
+            self.maybe_call_with_output_remote_value(lambda remote: outputs.append(remote.get()))
+            if outputs:
+                finished(worker.worker_index, outputs[0])
+
+    cluster = coordinator._cluster
+    closure = Once(function, cluster.closure_queue._cancellation_mgr, args=arguments)
+    held = closure.build_output_remote_value()
+    cluster.closure_queue.put(closure)
+    return held
+
+
+def count_up(variable):
+    """Adds one to an integer variable in one piece; returns what it was before."""
+    return tf.raw_ops.ResourceCountUpTo(resource=variable.handle, limit=2**62, T=variable.dtype)
+
+
+def embeddings_of(layer):
+    """Returns the Keras variable of an `Embedding` layer, or None before it is built."""
+    return getattr(layer, "_embeddings", None)
+
+
+def add_variable_like(optimizer, reference_variable, name=None, initializer="zeros"):
+    """Adds an optimizer variable as Keras does, without TensorFlow's colocation."""
+    from keras.src.optimizers import base_optimizer
+
+    return base_optimizer.BaseOptimizer.add_variable_from_reference(
+        optimizer, reference_variable, name=name, initializer=initializer
+    )
+
+
+def near_variable(variable):
+    """Context: variables are made on the server of another one (None: on the next server)."""
+    if variable is None:
+        return contextlib.nullcontext()
+    return tf.distribute.get_strategy().extended.colocate_vars_with(variable)
+
+
+def watch_handle(variable):
+    """Lets every tape watch the `handle` of an object with the attribute `trainable`."""
+    from tensorflow.python.eager import tape
+
+    tape.variable_accessed(variable)
+
+
+def worker_iterators(coordinator, functions):
+    """Makes an iterator on each worker, again on one that comes back.
+
+    Args:
+        coordinator: A `ClusterCoordinator`.
+        functions: For each worker a concrete function that returns a data set.
+
+    Returns:
+        What a scheduled function takes as its argument: the iterator of its worker.
+    """
+    values = []
+    for worker, function in zip(coordinator._cluster.workers, functions):
+        value = worker.create_resource(lambda function=function: iter(function()))
+        value._type_spec = tf.data.IteratorSpec(function.structured_outputs.element_spec)
+        values.append(value)
+    return tf.distribute.experimental.coordinator.PerWorkerValues(values)

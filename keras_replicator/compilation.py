@@ -111,6 +111,11 @@ def compile_models(
             "`jit_compile=True` compiles what `run_eagerly=True` runs without compilation. Leave "
             "one of them out. Received: jit_compile=True, run_eagerly=True"
         )
+    if jit_compile is True and engine.asynchronous:
+        raise ValueError(
+            "XLA cannot compile a step whose variables live on parameter servers. Leave out "
+            "`jit_compile`. Received: jit_compile=True"
+        )
     if jit_compile is True and not engine.takes_xla:
         raise ValueError(
             "XLA cannot compile a step on a mesh, whose parts DTensor connects. Leave out "

@@ -46,7 +46,14 @@ def run_epoch(
             hooks.begin(step)
         position = 0 if window is None else window.steps
         lasts = stream.lasts and agreement.is_of_one
-        done, rows, outputs = loop(stream.iterator, wanted, position, lasts)
+        done, rows, outputs = loop(
+            stream.iterator,
+            wanted,
+            position,
+            lasts,
+            remaining=remaining,
+            ahead=pacing.ahead(made + step + wanted),
+        )
         agreement.noted(loop.marks)
         stream.consumed(done)
         pacing.end(done)
@@ -64,7 +71,9 @@ def run_epoch(
         if agreement.is_of_one and hooks.stopped():
             break
     agreement.on_call(0, False)
-    return step, rows_seen
+    late, late_rows = loop.finish()  # what was still under way when somebody stopped the epoch
+    stream.consumed(late)
+    return step + late, rows_seen + late_rows
 
 
 class WindowPosition:

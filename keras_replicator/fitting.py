@@ -54,6 +54,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
             saver.go_on(resumed)
             if resumed.stopped:
                 hooks.stop()  # a callback has, at the step of the checkpoint
+        readings = {}
         if resumed is not None and resumed.is_validating:
             steps, rows, logs = start, 0, resumed.logs
         else:
@@ -80,6 +81,9 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
             saver.leave_if_preempted()
             session.window.flush(phase.loop)
             logs = session.read(phase.reader)
+            readings = engine.readings()
+            if engine.max_staleness is not None:
+                logs.update(readings)
             stream.end_epoch()
             session.epochs_seen = data_epoch + 1
         made, resumed = made + steps, None
@@ -93,7 +97,7 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
         noted.update({} if phase.times is None else phase.times.read())
         for callback in listed:
             if callback.params is not None:
-                callback.params.update(rows_seen=rows, **noted)
+                callback.params.update(rows_seen=rows, readings=readings, **noted)
         callbacks.on_epoch_end(epoch, logs)
         agreement.align(host)
         saver.at_epoch_end(epoch, made, logs, hooks.stopped())
@@ -158,6 +162,7 @@ def keeping_metrics(session):
     if not session.training:
         yield
         return
+    session.engine.settle()
     copies = [
         copy
         for metric in compat.leaf_metrics(session.models.host)

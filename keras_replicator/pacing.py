@@ -58,6 +58,11 @@ def _keeps_hooks(callback, known, phase):
     )
 
 
+def _saves(callback):
+    known = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+    return isinstance(callback, known) or getattr(callback, "saves_when_preempted", False)
+
+
 def _saving_interval(checkpoint):
     return None if checkpoint.save_freq == "epoch" else int(checkpoint.save_freq)
 
@@ -98,6 +103,13 @@ class Pacing:
             for interval in (batch_interval(callback, phase) for callback in callbacks)
             if interval is not None
         ]
+        self._saving = [
+            interval
+            for interval in (
+                batch_interval(callback, phase) for callback in callbacks if _saves(callback)
+            )
+            if interval is not None
+        ]
         self._steps = 1
         self._clock = clock
         self._started = None
@@ -128,6 +140,18 @@ class Pacing:
                 steps = min(steps, interval - position % interval)
         self._started = self._clock()
         return steps if remaining is None else min(steps, remaining)
+
+    def ahead(self, position):
+        """Returns how many steps may be under way beyond a position, or None for any number.
+
+        None are at a step after which a callback saves, so that it finds the state of that step.
+
+        Args:
+            position: Steps that this run will have made when the call returns.
+        """
+        if not self._saving:
+            return None
+        return min(-position % interval for interval in self._saving)
 
     def end(self, steps):
         """Learns from a call that ran `steps` steps."""

@@ -9,7 +9,6 @@ from keras_replicator.steps import metrics as step_metrics
 from keras_replicator.steps import normalization, supervised
 from keras_replicator.steps.gradient_norms import GradientNorms
 from keras_replicator.steps.logs import StepLogs
-from keras_replicator.steps.optimizers import GradientWindow
 from keras_replicator.steps.step_times import StepTimes
 
 
@@ -61,7 +60,7 @@ class Phases:
         logs = StepLogs() if is_custom and phase != "predict" else None
         window = None
         if phase == "train" and self._compilation.accumulation > 1:
-            window = GradientWindow(self._compilation.accumulation, self._engine.scope)
+            window = self._engine.make_window(self._compilation.accumulation)
         on_replica = self._on_replica(step, phase, window, logs)
         run_eagerly = self._compilation is not None and self._compilation.run_eagerly
         norms, times = (self._norms, self._times) if phase == "train" else (None, None)
@@ -75,6 +74,7 @@ class Phases:
             window=window,
             scratch=scratch,
             run_eagerly=run_eagerly,
+            updates=phase == "train",
         )
         try:
             self._engine.build(on_replica, spec, window)

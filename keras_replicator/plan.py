@@ -8,9 +8,7 @@ import dataclasses
 
 from keras_replicator import footprint
 
-STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu", "mesh")
-# Names that are taken and not built yet.
-PLANNED = ("parameter_server",)
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "parameter_server", "tpu", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +16,13 @@ class Plan:
     """How a job uses its hardware. Immutable; `print(plan)` gives a table.
 
     Attributes:
-        strategy: "one_device", "mirrored", "multi_worker", "tpu", "mesh" or "custom".
+        strategy: "one_device", "mirrored", "multi_worker", "parameter_server", "tpu", "mesh" or
+            "custom".
         devices: Names of this worker's devices, one per replica.
         num_replicas: Replicas of the whole job.
-        num_workers: Processes of the job.
+        num_workers: Processes of the job that train.
         worker: Number of this process; worker 0 is the chief.
+        num_servers: Parameter servers; the chief then coordinates the workers beside it.
         reasons: Pairs (field, why).
         details: Pairs (topic, text) about batches, losses, clipping, precision, files.
         profile: The `scaling.Profile` that `trainer.measure` found, or None.
@@ -35,6 +35,7 @@ class Plan:
     num_replicas: int
     num_workers: int = 1
     worker: int = 0
+    num_servers: int = 0
     reasons: tuple = ()
     details: tuple = ()
     profile: object = None
@@ -94,7 +95,12 @@ class Plan:
             ("devices", ", ".join(self.devices), self.reason("devices")),
             ("replicas", str(self.num_replicas), self.reason("num_replicas")),
         ]
-        if self.num_workers > 1:
+        if self.num_servers:
+            text = (
+                f"{self.num_workers}, each in its own time; parameter servers: {self.num_servers}"
+            )
+            lines.append(("workers", text, self.reason("num_workers")))
+        elif self.num_workers > 1:
             role = f"{self.worker} of {self.num_workers}" + (" (chief)" if self.is_chief else "")
             lines.append(("worker", role, self.reason("num_workers")))
         if self.groups:
@@ -128,21 +134,20 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
         ValueError: For an unknown strategy, devices that do not exist, or a request that
             contradicts the cluster.
     """
-    if strategy in PLANNED:
-        raise ValueError(
-            f"`strategy={strategy!r}` is not available in this version; "
-            f"{', '.join(map(repr, STRATEGIES))} are. Received: strategy={strategy!r}"
-        )
     if strategy not in STRATEGIES:
         raise ValueError(
-            f"`strategy` must be one of {', '.join(map(repr, STRATEGIES + PLANNED))}, or a "
-            f"tf.distribute.Strategy ({' and '.join(map(repr, PLANNED))} is not available in this "
-            f"version). Received: strategy={strategy!r}"
+            f"`strategy` must be one of {', '.join(map(repr, STRATEGIES))}, or a "
+            f"tf.distribute.Strategy. Received: strategy={strategy!r}"
         )
-    if cluster is not None and cluster.has_parameter_servers:
+    if cluster is not None and cluster.has_parameter_servers and cluster.task_type != "evaluator":
+        return _plan_parameter_servers(hardware, cluster, strategy, devices)
+    if strategy == "parameter_server":
         raise ValueError(
-            "The cluster has parameter servers, which this version cannot use. Leave out the 'ps' "
-            f"tasks: workers train in step with each other. Received: {cluster}"
+            "`strategy='parameter_server'` needs a cluster with parameter servers, and none was "
+            "found. Start the script by `keras-replicator launch --workers 2 --ps 1 script.py`, "
+            "set TF_CONFIG with a chief, workers and ps, or call kr.simulate_cluster(workers=2, "
+            "servers=1) at the top of the script. Received: strategy='parameter_server', "
+            f"cluster: {cluster}"
         )
     if cluster is not None and cluster.worker_index is None:
         raise ValueError(
@@ -179,6 +184,38 @@ def make_plan(hardware, cluster=None, *, strategy="auto", devices=None):
             ("devices", why_devices),
             ("num_replicas", f"{len(names)} device(s) x {workers} worker(s)"),
             ("num_workers", "" if cluster is None else f"from {cluster.source}"),
+        ),
+    )
+
+
+def _plan_parameter_servers(hardware, cluster, strategy, devices):
+    if strategy not in ("auto", "parameter_server"):
+        raise ValueError(
+            f"`strategy={strategy!r}` does not use the parameter servers that this job has (from "
+            f"{cluster.source}). Use strategy='auto' or 'parameter_server', or leave out the 'ps' "
+            f"tasks: workers then train in step. Received: strategy={strategy!r}"
+        )
+    names = hardware.gpus or hardware.cpus
+    if devices not in (None, 1) or (cluster.task_type == "worker" and len(names) > 1):
+        raise ValueError(
+            "Under parameter servers a worker has one device: TensorFlow runs no synchronous group "
+            "of several inside of a worker. Start one worker for each device (`keras-replicator "
+            "launch --workers N --ps M` gives each a GPU of its own where there are some), or use "
+            "strategy='multi_worker' for several devices a worker. "
+            f"Received: devices={devices!r}, devices found: {', '.join(names)}"
+        )
+    servers = len(cluster.ps)
+    return Plan(
+        strategy="parameter_server",
+        devices=names[:1],
+        num_replicas=1,
+        num_workers=cluster.num_workers,
+        num_servers=servers,
+        reasons=(
+            ("strategy", f"{servers} parameter server(s), from {cluster.source}"),
+            ("devices", "of each worker"),
+            ("num_replicas", "in one update: workers do not wait for each other"),
+            ("num_workers", f"from {cluster.source}"),
         ),
     )
 

@@ -49,6 +49,7 @@ class Replica:
         call: Number of the call that this pass belongs to, the same on all replicas.
         mesh: The DTensor mesh on whose devices its tensors have parts, or None.
         devices: Names of its logical devices, where it has several.
+        asynchronous: Whether other workers change the same variables meanwhile.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Replica:
         call=0,
         mesh=None,
         devices=(),
+        asynchronous=False,
     ):
         self.index = index
         self.num_replicas = num_replicas
@@ -77,6 +79,7 @@ class Replica:
         self.several_workers = several_workers
         self.mesh = mesh
         self.devices = devices
+        self.asynchronous = asynchronous
         self._tag = call * 1024  # numbers this replica's collectives in order
         self.in_compiled_forward = False  # inside a function that XLA compiles
         self.applying = False  # inside an optimizer's apply, after the reduction
@@ -84,6 +87,10 @@ class Replica:
         self.branch = False  # inside a branch of tf.cond
         self.condition = None  # of the branch that is traced in line, see steps/conditions.py
         self.assigned = {}  # id -> Keras variable that the step has assigned
+        self.graph = None  # in which the step is traced, where somebody has to know
+        self.draws = {}  # id of a seed generator's state -> (draws, whether some are in a loop)
+        self.applied = {}  # id of an optimizer's counter -> (counter, updates)
+        self.replayed = []  # (metric, arguments) that the chief updates, see steps/metrics.py
         self.results = {}  # id of a result tensor -> the metric that computed it
         self.scratch = {}  # what a module of steps/ keeps while this step is traced
 

@@ -195,8 +195,17 @@ class Saver:
             requests.update({str(c.directory): c.keep for c in self._checkpoints()})
         if not requests:
             return
+        # Steps that were under way belong to the state, too; the next call tells the callbacks.
+        late = self._session.engine.settle()
+        if late:
+            steps = {name: position[name] + late for name in ("step", "total_steps")}
+            position = self._position = {**position, **steps}
         if self._config is None:
             self._config = _model_config(self._session.models)
+        for stream in [self._streams["train"]] if late else []:
+            stream.consumed(late)  # for the position that is saved; a call tells them later
+            positions = self._positions()
+            stream.consumed(-late)
         tensors, state = self._collect(position, positions)
         if not self._session.plan.is_chief:
             return

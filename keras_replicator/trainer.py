@@ -46,8 +46,8 @@ class ReplicatedTrainer:
     Args:
         model: A function without arguments that builds a `keras.Model` (or a dict of them), or a
             `keras.Model`. A model object gets the trained weights back when `fit` ends.
-        strategy: "auto", "one_device", "mirrored", "multi_worker", "tpu", "mesh", or a
-            `tf.distribute.Strategy`.
+        strategy: "auto", "one_device", "mirrored", "multi_worker", "parameter_server", "tpu",
+            "mesh", or a `tf.distribute.Strategy`.
         devices: None for all devices that were found, an int for that many, names such as
             `["GPU:0", "GPU:1"]`, or for each replica a list of its logical devices, see
             `kr.replica.logical_device`.
@@ -58,7 +58,10 @@ class ReplicatedTrainer:
         expected_workers: The number of workers that the job must have, or None.
         peer_timeout: Seconds until a lost worker is an error.
         start_timeout: Seconds until a missing worker is an error.
-        max_staleness: For parameter servers only.
+        max_staleness: For parameter servers only: how many updates of other workers may come
+            between a step's reading of the weights and its own update; None for any number.
+        tables: For parameter servers only: a `kr.Tables`, which says how embedding tables are
+            spread over the servers; None for parts of at least 256 kB, one for each server.
         seed: Seed of initial weights, dropout and shuffling, or None.
 
     Raises:
@@ -91,13 +94,9 @@ class ReplicatedTrainer:
         peer_timeout=60,
         start_timeout=600,
         max_staleness=None,
+        tables=None,
         seed=None,
     ):
-        if max_staleness is not None:
-            raise ValueError(
-                "`max_staleness` needs parameter servers, which this version does not have. Leave "
-                f"it out. Received: max_staleness={max_staleness!r}"
-            )
         check_seconds("peer_timeout", peer_timeout)
         check_seconds("start_timeout", start_timeout)
         self._steps = {"train": train_step, "test": test_step, "predict": predict_step}
@@ -109,7 +108,14 @@ class ReplicatedTrainer:
         if self._planning is not None:
             strategy, devices, expected_workers = "one_device", None, None
         plan, self._engine = choose_engine(
-            strategy, devices, expected_workers, peer_timeout, start_timeout, layout
+            strategy,
+            devices,
+            expected_workers,
+            peer_timeout,
+            start_timeout,
+            max_staleness,
+            tables,
+            layout,
         )
         with self._engine.named_losses():
             self._seed = seed = workers.start(self._engine, plan, seed)
@@ -158,6 +164,15 @@ class ReplicatedTrainer:
     def optimizers(self):
         """Dict of the optimizers, by the names under which `compile` took them."""
         return self._session.optimizers
+
+    @property
+    def step_records(self):
+        """Under parameter servers the last updates: who made each, when, and how stale it was.
+
+        A list of objects with `worker`, `begun` and `ended` (seconds on the worker's clock),
+        `staleness` and `rows`, in the order in which they ended; at most 10,000. Empty elsewhere.
+        """
+        return list(self._engine.records)
 
     # --------------------------------------------------------------------------------- compile
 
@@ -328,7 +343,7 @@ class ReplicatedTrainer:
             (x, y, sample_weight), validation_data = compat.train_validation_split(
                 (x, y, sample_weight), validation_split
             )
-        source = self._source(
+        source = self._engine.training_source(x, steps_per_epoch) or self._source(
             x,
             y,
             sample_weight,

@@ -20,10 +20,15 @@ class WorkerLostError(RuntimeError):
     """A worker of the job has ended, hangs, or cannot be reached."""
 
 
+class ParameterServerLostError(WorkerLostError):
+    """A parameter server of the job has ended or cannot be reached; its variables are gone."""
+
+
 class WorkersDisagreeError(ValueError):
     """The workers of a job were started with different settings."""
 
 
+_SERVER = re.compile(r"/job:ps/(?:replica:\d+/)?task:(\d+)")
 # What TensorFlow raises when a peer is gone.
 LOST = (
     tf.errors.UnavailableError,
@@ -82,6 +87,25 @@ def _list(numbers):
 
 # Lines of TensorFlow's messages that say where something happened, not what.
 _WHERE = ("Graph execution error", "Detected at node", "File ", "[[", "Additional GRPC")
+
+
+def lost_server(error, cluster):
+    """Returns a `ParameterServerLostError`, or None where the error names no server.
+
+    Args:
+        error: TensorFlow's error.
+        cluster: The `Cluster` of the job.
+    """
+    found = sorted({int(index) for index in _SERVER.findall(str(error))})
+    if not found:
+        return None
+    who = ", ".join(f"parameter server {index} ({cluster.ps[index]})" for index in found)
+    return ParameterServerLostError(
+        f"Lost {who} of this job, and the variables on it: its process has ended or cannot be "
+        "reached. Start the job again; with fit(resume=directory) it goes on from the last "
+        f"checkpoint (keras-replicator launch --max-restarts does). TensorFlow says: "
+        f"{_first_line(error)}"
+    )
 
 
 def _first_line(error):

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import types
 
 import keras
 import numpy as np
@@ -32,6 +33,8 @@ WRAPPED = {
     "apply_scaled": ["self", "grads", "trainable_variables"],
     "build_losses": ["self", "y_true", "y_pred"],
     "call_layer": ["self", "args", "kwargs"],
+    "embedding_build": ["self", "input_shape"],
+    "embedding_call": ["self", "inputs"],
     "initialize": ["self", "value"],
     "keras_cond": ["pred", "true_fn", "false_fn"],
     "moments": ["self", "inputs", "mask"],
@@ -56,6 +59,8 @@ WRAPPED = {
     "update_mean": ["self", "values", "sample_weight"],
     "update_step": ["self", "grads", "trainable_variables", "learning_rate"],
     "variable_assign": ["self", "value"],
+    "variable_assign_add": ["self", "value"],
+    "variable_assign_sub": ["self", "value"],
     "weight_decay": ["self", "variables"],
 }
 
@@ -67,6 +72,7 @@ def call(*arguments, **named):
 
 ADAPTERS = "keras.src.trainers.data_adapters"
 CONTEXT = "tensorflow.python.eager.context"
+COORDINATOR = "tensorflow.python.distribute.coordinator.cluster_coordinator"
 SELF = object()
 
 # What compat.py calls, and how.
@@ -108,6 +114,9 @@ CALLED = {
     "keras.src.backend.common.global_state.set_global_attribute": call("name", None),
     "keras.src.backend.get_keras_mask": call("tensor"),
     "keras.src.losses.loss.squeeze_or_expand_to_same_rank": call(1, 2),
+    "keras.src.optimizers.base_optimizer.BaseOptimizer.add_variable_from_reference": call(
+        SELF, "variable", name="name", initializer="zeros"
+    ),
     "keras.src.random.seed_generator.global_seed_generator": call(),
     "keras.src.utils.python_utils.pythonify_logs": call({}),
     "tensorflow.python.client.device_lib.list_local_devices": call(),
@@ -125,6 +134,13 @@ CALLED = {
     "tensorflow.python.distribute.collective_all_reduce_strategy"
     ".CollectiveAllReduceExtended._initialize_local_devices": call(SELF, "resolver", "device"),
     "tensorflow.python.distribute.values.DistributedVariable._get_on_device_or_primary": call(SELF),
+    f"{COORDINATOR}.Closure": call("function", "manager", args=()),
+    f"{COORDINATOR}.Closure.build_output_remote_value": call(SELF),
+    f"{COORDINATOR}.Closure.execute_on": call(SELF, "worker"),
+    f"{COORDINATOR}.Closure.maybe_call_with_output_remote_value": call(SELF, "method"),
+    f"{COORDINATOR}.Worker.create_resource": call(SELF, "function"),
+    f"{COORDINATOR}._CoordinatedClosureQueue.put": call(SELF, "closure"),
+    "tensorflow.python.eager.tape.variable_accessed": call("variable"),
 }
 
 # Classes and modules that compat.py imports for their type.
@@ -136,11 +152,13 @@ IMPORTED = [
     "keras.src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter",
     "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2.CoordinatedJob",
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended",
+    "tensorflow.python.distribute.ps_values.CachingVariable",
     "tensorflow.python.distribute.values.DistributedVariable",
     *(f"{module}.{name}" for module, names in compat.RANDOM_OPERATIONS.items() for name in names),
     "tensorflow.python.ops.resource_variable_ops.ResourceVariable",
     "tensorflow.python.ops.resource_variable_ops.UninitializedVariable",
     "tensorflow.python.pywrap_tfe.TFE_Py_RegisterGradientFunction",
+    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
 ]
 
 
@@ -211,11 +229,34 @@ def two_replicas():
     )
 
 
+def built_embedding():
+    layer = layers.Embedding(2, 1)
+    layer.build()
+    return layer
+
+
+def remote_value():
+    values = resolve("tensorflow.python.distribute.coordinator.values")
+    return values.RemoteValueImpl(None, None)
+
+
+def coordinator_without_cluster(owner, *attributes):
+    """Stands for an object that needs a cluster; its constructor sets these attributes."""
+    source = inspect.getsource(resolve(f"{COORDINATOR}.{owner}.__init__"))
+    for name in attributes:
+        assert f"self.{name} = " in source, f"{owner} does not set {name} any more ({VERSIONS})"
+    return types.SimpleNamespace(**dict.fromkeys(attributes))
+
+
 # Attributes that compat.py reads or sets, each with an object that must have it.
 ATTRIBUTES = {
     "_aggregation": mirrored_variable,
     "_call_has_training_arg": trained_model,
     "_cloned_datasets": lambda: two_replicas().experimental_distribute_dataset(four_batches()),
+    "_cancellation_mgr": lambda: coordinator_without_cluster(
+        "_CoordinatedClosureQueue", "_cancellation_mgr"
+    ),
+    "_cluster": lambda: coordinator_without_cluster("ClusterCoordinator", "_cluster"),
     "_compile_config": trained_model,
     "_compile_loss": trained_model,
     "_compile_metrics": trained_model,
@@ -226,6 +267,7 @@ ATTRIBUTES = {
     ),
     "_devices": lambda: two_replicas().extended,
     "_distribute_strategy": mirrored_variable,
+    "_embeddings": built_embedding,
     "_flat_losses": lambda: trained_model()._compile_loss,
     "_distribution_strategy": keras.optimizers.SGD,
     "_exclude_from_weight_decay": excluding_optimizer,
@@ -257,6 +299,7 @@ ATTRIBUTES = {
     "_seed2": lambda: tf.data.Dataset.range(2).shuffle(2),
     "_should_trace": lambda: keras.callbacks.TensorBoard("logs"),
     "_train_writer": tensorboard_of_a_fit,
+    "_type_spec": remote_value,
     "_trainable_variables": lambda: trained_model().optimizer,
     "_user_loss": lambda: trained_model()._compile_loss,
     "_value": lambda: keras.Variable(1.0),
@@ -489,6 +532,9 @@ def test_keras_calls_what_is_wrapped(monkeypatch):
         owner, attribute = compat.lookup(name)
         monkeypatch.setattr(owner, attribute, counted(name, getattr(owner, attribute)))
     run(keras_fit)
+    embedding = layers.Embedding(2, 1)
+    embedding(np.zeros(1, "int32"))
+    embedding.embeddings.assign_sub(embedding.embeddings)
     unused = [name for name, count in counts.items() if count == 0]
     assert not unused, f"Keras trains without calling these any more ({VERSIONS})."
 
@@ -703,3 +749,49 @@ def test_import_under_a_backend_that_is_pretended():
     )
     assert result.returncode != 0
     assert result.stdout.strip().splitlines()[-1] == f"{REFUSED}'jax'"
+
+
+def test_the_queue_of_a_coordinator():
+    """`Cluster` holds the queue of closures, and a worker its number."""
+    coordinator_without_cluster("Cluster", "closure_queue", "workers")
+    coordinator_without_cluster("Worker", "worker_index")
+
+
+def test_a_variable_of_the_worker_that_runs_a_function():
+    """It takes a value, adds up, and is what a Keras variable reads meanwhile."""
+    mean = keras.metrics.Mean()
+
+    @tf.function(autograph=False)
+    def run():
+        copies = [
+            compat.local_variable(f"copy_{i}", variable.shape, variable.dtype)
+            for i, variable in enumerate(mean.variables)
+        ]
+        for copy in copies:
+            copy.assign(tf.zeros(copy.shape, copy.dtype))
+        with compat.stand_ins(mean.variables, copies):
+            mean.update_state([1.0, 2.0])
+        return [copy.read_value() for copy in copies]
+
+    assert [float(value) for value in run()] == [3.0, 2.0]
+    assert [float(value) for value in mean.variables] == [0.0, 0.0]
+
+
+def test_count_up_is_one_operation():
+    variable = tf.Variable(5, dtype=tf.int64)
+    assert [int(compat.count_up(variable)) for _ in range(2)] == [5, 6]
+    assert int(variable) == 7
+
+
+def test_a_handle_that_tapes_watch():
+    """The gradient of what depends on the handle of any object comes to that object."""
+
+    @tf.function(autograph=False)
+    def gradient():
+        anchor = types.SimpleNamespace(handle=tf.zeros([]), trainable=True)
+        with tf.GradientTape() as tape:
+            compat.watch_handle(anchor)
+            value = anchor.handle * 3.0
+        return tape.gradient(value, anchor.handle)
+
+    assert float(gradient()) == 3.0

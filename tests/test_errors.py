@@ -315,7 +315,26 @@ def test_devices_beside_a_strategy_object():
         kr.ReplicatedTrainer(build, devices=2, strategy=tf.distribute.get_strategy())
 
 
-@pytest.mark.parametrize("name", ["parameter_server"])
-def test_strategies_that_are_not_built(name):
-    with fails(ValueError, name, "not available in this version", "mirrored"):
-        kr.ReplicatedTrainer(build, strategy=name)
+def test_staleness_without_parameter_servers():
+    with fails(ValueError, "`max_staleness` is for parameter servers", "max_staleness=2"):
+        kr.ReplicatedTrainer(build, max_staleness=2)
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, True])
+def test_staleness_of_another_kind(value):
+    with fails(ValueError, "`max_staleness` must be None or an int", f"max_staleness={value!r}"):
+        kr.ReplicatedTrainer(build, max_staleness=value)
+
+
+@pytest.mark.parametrize("options", [{"min_bytes": 0}, {"max_parts": 0}])
+def test_tables_of_another_kind(options):
+    with fails(ValueError, "must be an int of at least 1", f"{next(iter(options))}=0"):
+        kr.Tables(**options)
+
+
+def test_a_cluster_in_this_process_comes_first():
+    tf.constant(0)
+    with fails(RuntimeError, "simulate_cluster came too late", "workers=2, servers=1"):
+        kr.simulate_cluster(workers=2, servers=1)
+    with fails(ValueError, "`workers` must be an int", "workers=0"):
+        kr.simulate_cluster(workers=0)

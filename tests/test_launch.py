@@ -327,6 +327,24 @@ def test_worker_of_parameter_servers_is_replaced_alone(run):
     assert errors == ["[launch] worker 1 ended with code 6 and is replaced"]
 
 
+def test_job_of_parameter_servers_goes_on_without_a_worker(run):
+    script = """
+    if worker == 1:
+        sys.exit(6)
+    time.sleep(1 if worker == "chief" else 60)
+    """
+    code, _, errors = run(script, workers=2, parameter_servers=1)
+    assert code == 0
+    assert errors == ["[launch] worker 1 ended with code 6; the job goes on without it"]
+
+
+def test_job_of_parameter_servers_ends_without_its_last_worker(run):
+    script = "sys.exit(6) if worker == 0 else time.sleep(60)"
+    code, _, errors = run(script, workers=1, parameter_servers=1)
+    assert code == 6
+    assert errors[0] == "[launch] worker 0 ended with code 6; the others are ended"
+
+
 def test_lost_parameter_server_ends_the_job(run):
     script = "time.sleep(0.2 if worker == 'ps' else 60); sys.exit(8)"
     code, _, errors = run(script, workers=1, parameter_servers=1)

@@ -7,7 +7,7 @@ import pytest
 
 from keras_replicator.cluster import Cluster
 from keras_replicator.hardware import Hardware
-from keras_replicator.plan import PLANNED, STRATEGIES, Plan, make_plan
+from keras_replicator.plan import STRATEGIES, Plan, make_plan
 
 ONE_CPU = Hardware(cpus=("CPU:0",))
 FOUR_CPUS = Hardware(cpus=("CPU:0", "CPU:1", "CPU:2", "CPU:3"), simulated=True)
@@ -164,6 +164,52 @@ def test_printed_plan_of_one_machine_has_no_worker():
     assert "worker  " not in str(make_plan(TWO_GPUS))
 
 
+# Parameter servers
+
+
+def asynchronous(task_type="chief", index=0, workers=2, servers=1):
+    return dataclasses.replace(
+        job(workers),
+        chief=("c:1",),
+        ps=tuple(f"p{server}:1" for server in range(servers)),
+        task_type=task_type,
+        task_index=index,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["auto", "parameter_server"])
+def test_plan_of_a_job_with_parameter_servers(strategy):
+    plan = make_plan(ONE_CPU, asynchronous(workers=4, servers=2), strategy=strategy)
+    assert (plan.strategy, plan.num_replicas) == ("parameter_server", 1)
+    assert (plan.num_workers, plan.num_servers, plan.is_chief) == (4, 2, True)
+    assert str(plan).splitlines() == [
+        "Plan",
+        "  strategy  parameter_server  (2 parameter server(s), from TF_CONFIG)",
+        "  devices   CPU:0  (of each worker)",
+        "  replicas  1  (in one update: workers do not wait for each other)",
+        "  workers   4, each in its own time; parameter servers: 2  (from TF_CONFIG)",
+    ]
+
+
+def test_a_worker_of_parameter_servers_has_one_device():
+    assert make_plan(FOUR_CPUS, asynchronous()).devices == ("CPU:0",), "the chief computes nothing"
+    for hardware, options in (FOUR_CPUS, {}), (TWO_GPUS, {}), (ONE_CPU, {"devices": 2}):
+        with pytest.raises(ValueError, match="one worker for each device"):
+            make_plan(hardware, asynchronous("worker"), **options)
+
+
+def test_parameter_servers_need_servers():
+    for cluster in (None, job(2)):
+        with pytest.raises(ValueError, match="--workers 2 --ps 1 .*simulate_cluster"):
+            make_plan(ONE_CPU, cluster, strategy="parameter_server")
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "one_device"])
+def test_another_strategy_beside_parameter_servers(strategy):
+    with pytest.raises(ValueError, match=f"`strategy='{strategy}'` does not use the parameter"):
+        make_plan(ONE_CPU, asynchronous(), strategy=strategy)
+
+
 # Errors: what, which argument, what was received, the fix
 
 
@@ -175,9 +221,8 @@ def test_printed_plan_of_one_machine_has_no_worker():
             None,
             {"strategy": "horovod"},
             "`strategy` must be one of "
-            + ", ".join(map(repr, STRATEGIES + PLANNED))
-            + ", or a tf.distribute.Strategy ('parameter_server' is not available in this "
-            "version). Received: strategy='horovod'",
+            + ", ".join(map(repr, STRATEGIES))
+            + ", or a tf.distribute.Strategy. Received: strategy='horovod'",
         ),
         (
             TWO_GPUS,
@@ -253,13 +298,6 @@ def test_printed_plan_of_one_machine_has_no_worker():
 def test_errors(hardware, cluster, request_, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         make_plan(hardware, cluster, **request_)
-
-
-@pytest.mark.parametrize("strategy", PLANNED)
-def test_strategy_that_is_not_built_yet(strategy):
-    message = f"`strategy='{strategy}'` is not available in this version; 'auto', 'one_device'"
-    with pytest.raises(ValueError, match=f"^{message}.* are. Received: strategy='{strategy}'$"):
-        make_plan(ONE_CPU, strategy=strategy)
 
 
 @pytest.mark.parametrize("devices", [True, False, 2.0, {"CPU:0"}])

@@ -72,7 +72,7 @@ class Loop:
     def __init__(self):
         self.seen = []
 
-    def __call__(self, iterator, steps, position=0, lasts=False):
+    def __call__(self, iterator, steps, position=0, lasts=False, remaining=None, ahead=None):
         before = len(self.seen)
         for _ in range(steps):
             batch = next(iterator, None)
@@ -81,6 +81,9 @@ class Loop:
             self.seen.append(batch)
         done = len(self.seen) - before
         return done, done, ()
+
+    def finish(self):
+        return 0, 0
 
 
 AGREEMENT = Agreement(types.SimpleNamespace(num_workers=1))
@@ -99,6 +102,9 @@ class Pacing:
 
     def begin(self, position, remaining=None):
         return self.steps if remaining is None else min(self.steps, remaining)
+
+    def ahead(self, position):
+        return None
 
     def end(self, steps):
         pass

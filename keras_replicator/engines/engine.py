@@ -14,6 +14,9 @@ class Engine(abc.ABC):
         num_replicas: Replicas that take part in one update.
         shard: The replicas that this worker drives (`data.split.Shard`).
         strategy: The `tf.distribute.Strategy`, or None where there is none.
+        asynchronous: Whether workers run steps in their own time.
+        max_staleness: The bound on staleness that was asked for, or None.
+        records: `Record` of each finished update, where workers run steps in their own time.
         makes_anew: Whether models, optimizers and metrics must be made in the engine's scope.
         takes_xla: Whether XLA can compile forward and backward pass.
         has_parts: Whether a variable has parts on several devices.
@@ -28,6 +31,9 @@ class Engine(abc.ABC):
     takes_xla = True
     has_parts = False
     times_steps = False
+    asynchronous = False
+    max_staleness = None
+    records = ()
 
     @abc.abstractmethod
     def scope(self):
@@ -50,6 +56,10 @@ class Engine(abc.ABC):
         """Returns a plan with what is known once models, or optimizers, are made."""
         del optimizers
         return plan
+
+    @abc.abstractmethod
+    def make_window(self, steps):
+        """Returns where the gradients of `steps` steps are collected."""
 
     @abc.abstractmethod
     def build(self, step, element_spec, window=None):
@@ -78,3 +88,20 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def sum_over_workers(self, arrays):
         """Adds up a dict of NumPy arrays over workers."""
+
+    def training_source(self, x, steps):
+        """Returns the `Source` of training data that workers read by themselves, or None.
+
+        Args:
+            x: What `fit` got as its data.
+            steps: Steps of an epoch, or None.
+        """
+        return None
+
+    def settle(self):
+        """Waits for steps under way; returns how many have ended that no call has told yet."""
+        return 0
+
+    def readings(self):
+        """Returns `{name: value}` of what the engine knows about the epoch that has ended."""
+        return {}

@@ -9,9 +9,13 @@ from keras_replicator import compat, workers
 from keras_replicator.arrivals import listens, wait_for_all
 from keras_replicator.cluster import Cluster, check_expected_workers, detect_cluster
 from keras_replicator.engines.mesh_factory import choose_mesh
+from keras_replicator.engines import serving
+from keras_replicator.engines.asynchronous import AsynchronousEngine
+from keras_replicator.engines.in_process import simulated_cluster
 from keras_replicator.engines.synchronous import SynchronousEngine
 from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
 from keras_replicator.plan import Plan, make_plan
+from keras_replicator.steps.tables import Tables
 from keras_replicator.watch import Watch
 
 # One strategy per set of devices and process: collectives of two strategies would collide.
@@ -19,7 +23,16 @@ _strategies = {}
 _TRAINING = ("chief", "worker")
 
 
-def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeout, layout=None):
+def choose_engine(
+    strategy,
+    devices,
+    expected_workers,
+    peer_timeout,
+    start_timeout,
+    max_staleness=None,
+    tables=None,
+    layout=None,
+):
     """Decides what runs where, and makes the engine that does it.
 
     Args:
@@ -29,12 +42,17 @@ def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeo
         peer_timeout: Seconds until a lost worker is an error.
         start_timeout: Seconds until a missing worker is an error.
         layout: A `Layout` or `keras.distribution.LayoutMap`, or None.
+        max_staleness: Bound on staleness, for parameter servers only.
+        tables: How embedding tables are spread over servers, a `Tables` or None.
 
     Returns:
-        `(plan, engine)`.
+        `(plan, engine)`. In the workers and servers of a job with parameter servers it does not
+        return: they serve until the chief ends.
     """
+    _check_staleness(max_staleness)
     chosen = choose_mesh(strategy, layout, devices, expected_workers)
     if chosen is not None:
+        _refuse_staleness(max_staleness, "mesh")
         return chosen
     if isinstance(strategy, tf.distribute.Strategy):
         if devices is not None:
@@ -42,6 +60,13 @@ def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeo
                 "`devices` and a strategy object exclude each other: the strategy has its devices. "
                 f"Received: strategy={type(strategy).__name__}, devices={devices!r}"
             )
+        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+            raise ValueError(
+                "A ParameterServerStrategy is made by the trainer, which also starts the workers "
+                "and servers. Pass strategy='parameter_server' in a job with 'ps' tasks. "
+                f"Received: strategy={strategy!r}"
+            )
+        _refuse_staleness(max_staleness, "custom")
         cluster = _cluster_of(strategy)
         check_expected_workers(cluster, expected_workers)
         plan = Plan(
@@ -59,14 +84,40 @@ def choose_engine(strategy, devices, expected_workers, peer_timeout, start_timeo
         return plan, make_engine(
             plan, strategy, cluster, peer_timeout=peer_timeout, start_timeout=start_timeout
         )
-    cluster = detect_cluster(os.environ)
+    cluster = detect_cluster(os.environ) or simulated_cluster()
     check_expected_workers(cluster, expected_workers)
-    several = cluster is not None and cluster.num_workers > 1
+    several = cluster is not None and (cluster.num_workers > 1 or cluster.has_parameter_servers)
     hardware = configured_hardware() if several else detect_hardware()
     plan = make_plan(hardware, cluster, strategy=strategy, devices=devices)
+    if plan.strategy == "parameter_server":
+        if cluster.task_type != "chief":
+            serving.serve(cluster, start_timeout)
+        strategy = _parameter_server(cluster, start_timeout)
+        return plan, AsynchronousEngine(
+            strategy, cluster, max_staleness, peer_timeout, tables or Tables()
+        )
+    _refuse_staleness(max_staleness, plan.strategy)
     return plan, make_engine(
         plan, cluster=cluster, peer_timeout=peer_timeout, start_timeout=start_timeout
     )
+
+
+def _check_staleness(max_staleness):
+    is_count = isinstance(max_staleness, int) and not isinstance(max_staleness, bool)
+    if max_staleness is not None and not (is_count and max_staleness >= 0):
+        raise ValueError(
+            "`max_staleness` must be None or an int of at least 0: how many updates may come "
+            "between a step's reading of the weights and its own update. "
+            f"Received: max_staleness={max_staleness!r}"
+        )
+
+
+def _refuse_staleness(max_staleness, strategy):
+    if max_staleness is not None:
+        raise ValueError(
+            f"`max_staleness` is for parameter servers, and the plan is {strategy!r}, in which no "
+            f"update is stale. Leave it out. Received: max_staleness={max_staleness!r}"
+        )
 
 
 def make_engine(plan, strategy=None, cluster=None, peer_timeout=60, start_timeout=600):
@@ -183,6 +234,26 @@ def _watch(cluster, worker, peer_timeout):
     watch.start()
     _strategies["watch"] = watch
     return watch
+
+
+def _parameter_server(cluster, start_timeout):
+    if "parameter_server" in _strategies:
+        return _strategies["parameter_server"]
+    if compat.tensorflow_started():
+        raise RuntimeError(
+            "A job with parameter servers was found, and TensorFlow has already started in this "
+            "process, so it cannot be connected any more. Make the ReplicatedTrainer before any "
+            f"operation, tensor or model. Received: {cluster}"
+        )
+    serving.wait_for(cluster, start_timeout)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({role: list(found) for role, found in cluster.tasks.items()}),
+        task_type="chief",
+        task_id=0,
+        rpc_layer="grpc",
+    )
+    _strategies["parameter_server"] = tf.distribute.ParameterServerStrategy(resolver)
+    return _strategies["parameter_server"]
 
 
 def _tpu():

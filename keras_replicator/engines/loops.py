@@ -26,6 +26,7 @@ class Loop:
         window: Gradient accumulation, or None.
         scratch: Entries for `Replica.scratch` of every step.
         run_eagerly: Whether steps run without compilation.
+        updates: Whether the step updates the model.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Loop:
         window=None,
         scratch=None,
         run_eagerly=False,
+        updates=False,
     ):
+        del updates  # all steps of a call have ended when it returns
         self._engine = engine
         self._step = step
         self._add = add
@@ -60,7 +63,7 @@ class Loop:
             single = self._joined if collect else self._one_alone
             self._single = compat.compiled(single, reduce_retracing=True)
 
-    def __call__(self, iterator, steps, position=0, lasts=False):
+    def __call__(self, iterator, steps, position=0, lasts=False, remaining=None, ahead=None):
         """Runs up to `steps` steps.
 
         Args:
@@ -68,10 +71,13 @@ class Loop:
             steps: int, how many steps at most.
             position: int, steps since the last update (with accumulation).
             lasts: Whether the data are known to hold that many batches.
+            remaining: Not needed: no step is under way between calls.
+            ahead: Not needed.
 
         Returns:
             `(steps done, rows seen, outputs)`; fewer steps than asked for: the data have ended.
         """
+        del remaining, ahead
         with self._engine.cross_replica():
             if self._collect and not self.one_by_one and self.traces == 0:
                 self._choose_collection(iterator.element_spec)
@@ -87,6 +93,10 @@ class Loop:
             if self._collect:
                 return self._single(element)
             return self._single(element, tf.constant(position, tf.int32))
+
+    def finish(self):
+        """Returns `(0, 0)`: steps and rows that no call has told."""
+        return 0, 0
 
     def close_window(self):
         """Updates with the gradients of a window that is not full."""

@@ -20,6 +20,7 @@ from keras_replicator.engines.engine import Engine
 from keras_replicator.engines.mesh_loop import MeshLoop
 from keras_replicator.engines.mesh_seed import GlobalSeed
 from keras_replicator.engines.mesh_variables import MeshVariable, axes, inside, split, whole
+from keras_replicator.steps.optimizers import GradientWindow
 
 # DTensor's pass that joins all-reduces moves reads of a variable before the assignment that they
 # follow: Adam with global_clipnorm then takes the slots of the step before (TensorFlow 2.21).
@@ -253,6 +254,9 @@ class MeshEngine(Engine):
         with self.scope():
             compat.compiled(trace).get_concrete_function(element_spec)
         self._check()
+
+    def make_window(self, steps):
+        return GradientWindow(steps, self.scope)
 
     def make_loop(self, step, **options):
         return MeshLoop(self, step, **options)

@@ -20,6 +20,7 @@ class MeshLoop:
         window: Gradient accumulation, or None.
         scratch: Entries for `Replica.scratch` of every step.
         run_eagerly: Whether steps run without compilation.
+        updates: Whether steps update weights; all the same to this loop.
     """
 
     one_by_one = False
@@ -35,7 +36,9 @@ class MeshLoop:
         window=None,
         scratch=None,
         run_eagerly=False,
+        updates=False,
     ):
+        del updates
         self._engine = engine
         self._step = step
         self._add = add
@@ -48,7 +51,7 @@ class MeshLoop:
         self._call = self._traced if run_eagerly else compat.compiled(self._traced)
         self._close = self._close_window if run_eagerly else compat.compiled(self._close_window)
 
-    def __call__(self, iterator, steps, position=0, lasts=False):
+    def __call__(self, iterator, steps, position=0, lasts=False, remaining=None, ahead=None):
         """Runs up to `steps` steps.
 
         Args:
@@ -56,11 +59,13 @@ class MeshLoop:
             steps: int, how many steps at most.
             position: int, steps since the last update (with accumulation).
             lasts: Not needed: each step asks for its batch.
+            remaining: Not needed: no step is under way between calls.
+            ahead: Not needed.
 
         Returns:
             `(steps done, rows seen, outputs)`; fewer steps than asked for: the data have ended.
         """
-        del lasts
+        del lasts, remaining, ahead
         done, rows, outputs = 0, 0, []
         with self._engine.seed.on_mesh():
             while done < steps:
@@ -79,6 +84,10 @@ class MeshLoop:
         """Runs one step on one element, and returns its outputs where they are collected."""
         with self._engine.seed.on_mesh():
             return self._run(element, position)[1]
+
+    def finish(self):
+        """Returns `(0, 0)`: steps and rows that no call has told."""
+        return 0, 0
 
     def close_window(self):
         """Updates with the gradients of a window that is not full."""

@@ -23,6 +23,7 @@ from keras_replicator.data.rows import (
 from keras_replicator.data.split import Shard
 from keras_replicator.engines.engine import Engine
 from keras_replicator.engines.loops import Loop
+from keras_replicator.steps.optimizers import GradientWindow
 
 
 class SynchronousEngine(Engine):
@@ -183,6 +184,9 @@ class SynchronousEngine(Engine):
 
     def owns(self, variable):
         return not self.makes_anew or compat.strategy_of(variable) is self.strategy
+
+    def make_window(self, steps):
+        return GradientWindow(steps, self.scope)
 
     def build(self, step, element_spec, window=None):
         def trace(element):

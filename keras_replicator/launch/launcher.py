@@ -49,7 +49,7 @@ def launch(
     SIGTERM, and after `grace_seconds` SIGKILL. The whole job is then started again, up to
     `max_restarts` times; KERAS_REPLICATOR_RESTART counts the starts from 0. In a job with parameter
     servers a worker that fails is replaced alone, which counts as a restart; when none is left, the
-    job ends.
+    job goes on with the workers that it has.
 
     Processes that end with code 75 (`PREEMPTED`) were preempted and have saved their state: the job
     is started again without counting as failed, up to 32 times. SIGINT, SIGTERM and SIGHUP are

@@ -115,6 +115,10 @@ class Run:
                 self._handle_success(process)
             elif self._can_be_replaced(process, code):
                 self._replace(process, code)
+            elif self._can_be_missed(process, code):
+                self._console.say(
+                    f"{process.task.name} ended with code {code}; the job goes on without it"
+                )
             elif self._code == 0 and not self._is_done:
                 self._handle_failure(process, code)
 
@@ -132,13 +136,20 @@ class Run:
         self._end_after(self._grace_seconds if code == PREEMPTED else self._notice_seconds)
 
     def _can_be_replaced(self, process, code):
+        return self._only_serves(process, code) and self.num_replaced < self._max_replaced
+
+    def _can_be_missed(self, process, code):
+        others = any(process.task.role == "worker" for process in self._running)
+        return self._only_serves(process, code) and others
+
+    def _only_serves(self, process, code):
+        """Whether it is a worker that others can stand in for, in a job that is undisturbed."""
         is_undisturbed = self._code == 0 and not self._is_done and not self._received
         return (
             is_undisturbed
             and self._has_servers
             and process.task.role == "worker"
             and code != PREEMPTED
-            and self.num_replaced < self._max_replaced
         )
 
     def _replace(self, process, code):

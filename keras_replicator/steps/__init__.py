@@ -1,5 +1,21 @@
 """What one replica computes. Importing this package teaches Keras the replica's semantics."""
 
-from keras_replicator.steps import losses, metrics, normalization, optimizers, randomness, variables
+from keras_replicator.steps import (
+    losses,
+    metrics,
+    normalization,
+    optimizers,
+    randomness,
+    tables,
+    variables,
+)
 
-__all__ = ["losses", "metrics", "normalization", "optimizers", "randomness", "variables"]
+__all__ = [
+    "losses",
+    "metrics",
+    "normalization",
+    "optimizers",
+    "randomness",
+    "tables",
+    "variables",
+]

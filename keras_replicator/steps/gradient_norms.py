@@ -34,6 +34,10 @@ class GradientNorms:
         """What makes a step note its norms: an entry for `Replica.scratch`."""
         return {_KEY: self}
 
+    def variables(self):
+        """Returns the variables of the means."""
+        return [variable for mean in self._means.values() for variable in mean.variables]
+
     def note(self, optimizer, gradients):
         """Adds the norm of one update."""
         mean = self._means.get(id(optimizer))
@@ -55,6 +59,11 @@ class GradientNorms:
     def read(self):
         """Returns `{name: norm}`, the means since `reset`."""
         return {mean.name: float(self._engine.read(mean.result)) for mean in self._means.values()}
+
+
+def variables_of(scratch):
+    """Returns the variables in which a step with this `Replica.scratch` notes norms."""
+    return scratch[_KEY].variables() if _KEY in scratch else []
 
 
 def note(optimizer, gradients):

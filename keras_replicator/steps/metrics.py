@@ -52,6 +52,11 @@ def needs_global_batch(metric):
     function = compat.is_wrapped_function(metric)
     if function is not None and not _is_keras(function):
         return True
+    return has_own_update(metric)
+
+
+def has_own_update(metric):
+    """Whether the class of a metric has an `update_state` that is not Keras' own."""
     return not all(
         _is_keras(owner) for owner in type(metric).__mro__ if "update_state" in vars(owner)
     )
@@ -97,6 +102,10 @@ def _update_with_all_rows(metric):
 
     def update_state(*args, **kwargs):
         current = replica.current()
+        if current is not None and current.asynchronous and has_own_update(metric):
+            if not current.building:
+                current.replayed.append(Replay(metric, original, args, kwargs))
+                return None
         if current is None or not current.distributed or current.building:
             return original(*args, **kwargs)
         try:
@@ -114,6 +123,46 @@ def _update_with_all_rows(metric):
             current.whole_batch = False
 
     metric.update_state = update_state
+
+
+class Replay:
+    """An update of a metric that the chief makes, step after step, where workers run apart.
+
+    Args:
+        metric: The metric.
+        update: Its `update_state`.
+        args: Arguments, nests of tensors.
+        kwargs: Keyword arguments.
+    """
+
+    def __init__(self, metric, update, args, kwargs):
+        self.metric = metric
+        self._structure = (args, kwargs)
+        self._leaves = keras.tree.flatten(self._structure)
+        self._sent = [number for number, leaf in enumerate(self._leaves) if tf.is_tensor(leaf)]
+        self._masked = [
+            number for number in self._sent if compat.get_mask(self._leaves[number]) is not None
+        ]
+        self._update = compat.compiled(self._apply, reduce_retracing=True)
+        self._original = update
+
+    def tensors(self):
+        """Returns what a worker sends to the chief."""
+        masks = [compat.get_mask(self._leaves[number]) for number in self._masked]
+        return [self._leaves[number] for number in self._sent] + masks
+
+    def __call__(self, tensors):
+        """Updates the metric with what came from a worker."""
+        self._update(list(tensors))
+
+    def _apply(self, tensors):
+        leaves = list(self._leaves)
+        for number, tensor in zip(self._sent, tensors):
+            leaves[number] = tf.identity(tensor)
+        for number, mask in zip(self._masked, tensors[len(self._sent) :]):
+            compat.set_mask(leaves[number], mask)
+        args, kwargs = keras.tree.pack_sequence_as(self._structure, leaves)
+        self._original(*args, **kwargs)
 
 
 def _gather_rows(value):

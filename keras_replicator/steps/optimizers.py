@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_replicator import compat, placement, replica
-from keras_replicator.steps import conditions, gradient_norms, step_times
+from keras_replicator.steps import conditions, gradient_norms, step_times, tables
 
 
 class GradientWindow:
@@ -94,6 +94,67 @@ class GradientWindow:
         self.rows.assign(0.0)
 
 
+class StepWindow:
+    """Collects gradients over steps that one worker runs one after the other, without variables.
+
+    Args:
+        steps: How many steps make one update.
+    """
+
+    def __init__(self, steps):
+        self.steps = steps
+        self._sums = {}  # id of the optimizer -> (optimizer, {id of a variable: (variable, sum)})
+        self._rows = None
+
+    def variables(self):
+        """Returns no variables: nothing is kept between updates."""
+        return []
+
+    def prepare(self, optimizer, gradients, variables):
+        """Nothing has to be made."""
+
+    def open(self):
+        """Begins an update."""
+        self._sums, self._rows = {}, tf.constant(0.0)
+
+    def add(self, optimizer, gradients, variables):
+        """Adds gradients, weighted by the rows of their step."""
+        rows = tf.cast(replica.current().rows, tf.float32)
+        _, sums = self._sums.setdefault(id(optimizer), (optimizer, {}))
+        for gradient, variable in zip(gradients, variables):
+            if gradient is None:
+                continue
+            weighted = _weigh(gradient, tf.cast(rows, gradient.dtype))
+            _, before = sums.get(id(variable), (variable, None))
+            sums[id(variable)] = (variable, _sum(before, weighted))
+
+    def add_rows(self):
+        """Counts the rows of one step."""
+        self._rows += tf.cast(replica.current().rows, tf.float32)
+
+    def close(self):
+        """Updates with the mean over the rows that were seen."""
+        for optimizer, sums in self._sums.values():
+            share = tf.math.divide_no_nan(1.0, self._rows)
+            _update(
+                optimizer,
+                [_weigh(total, tf.cast(share, total.dtype)) for _, total in sums.values()],
+                [variable for variable, _ in sums.values()],
+            )
+
+
+def _sum(before, gradient):
+    if before is None:
+        return gradient
+    if isinstance(before, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([before.values, gradient.values], 0),
+            tf.concat([before.indices, gradient.indices], 0),
+            before.dense_shape,
+        )
+    return tf.convert_to_tensor(before) + tf.convert_to_tensor(gradient)
+
+
 def _apply(original, optimizer, grads, trainable_variables=None):
     current = replica.current()
     if current is None or current.applying:
@@ -107,6 +168,7 @@ def _apply(original, optimizer, grads, trainable_variables=None):
             _build(optimizer, variables)
         if current.window is not None:
             current.window.prepare(optimizer, grads, variables)
+        _count_update(current, optimizer)
         return None
     _check_reducible(optimizer, variables, current)
     if current.window is not None:
@@ -129,13 +191,20 @@ compat.around("apply")(_apply)
 compat.around("apply_scaled")(_apply)
 
 
+def _count_update(current, optimizer):
+    """Notes, while variables are made, how often a step advances the optimizer's counter."""
+    counter = optimizer.iterations
+    _, updates = current.applied.get(id(counter), (None, 0))
+    current.applied[id(counter)] = (counter, updates + 1)
+
+
 def _update(optimizer, gradients, variables):
     """Runs the optimizer's own `apply` on gradients that are equal on all replicas."""
     current = replica.current()
     gradient_norms.note(optimizer, gradients)
     current.applying = True
     try:
-        optimizer.apply(gradients, variables)
+        optimizer.apply(tables.rows_of_gradients(gradients, variables), variables)
     finally:
         current.applying = False
 

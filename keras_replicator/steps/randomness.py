@@ -17,7 +17,16 @@ _SPREAD = 0x9E3779B9
 def _fold_in_replica(original, generator, *args, **kwargs):
     seed = original(generator, *args, **kwargs)
     current = replica.current()
+    if current is not None and current.building:
+        _count_draw(current, generator.state)
     if current is None or not current.distributed or current.building:
         return seed
     offset = tf.cast(tf.cast(current.index, tf.int64) * _SPREAD, seed.dtype)
     return seed + tf.stack([offset, tf.zeros_like(offset)])
+
+
+def _count_draw(current, state):
+    """Notes a draw, and whether it stands in a loop or under a condition."""
+    graph = tf.compat.v1.get_default_graph()
+    count, nested = current.draws.get(id(state), (0, False))
+    current.draws[id(state)] = (count + 1, nested or graph is not current.graph)

@@ -54,3 +54,25 @@ def _initialize_outside_of_the_graph(original, variable, value):
         return original(variable, value)
     with tf.init_scope():
         return original(variable, value)
+
+
+def _add_at_once(original, variable, value, sign):
+    """Keras reads, adds and writes; where other workers do so, too, updates would be lost."""
+    current = replica.current()
+    if current is None or current.building or not current.asynchronous:
+        return original(variable, value)
+    current.assigned[id(variable)] = variable
+    raw = compat.raw_variable(variable)
+    value = tf.broadcast_to(tf.cast(value, raw.dtype), raw.shape)
+    raw.assign_add(value if sign > 0 else -value, read_value=False)
+    return raw.read_value()
+
+
+@compat.around("variable_assign_add")
+def _assign_add_at_once(original, variable, value):
+    return _add_at_once(original, variable, value, 1)
+
+
+@compat.around("variable_assign_sub")
+def _assign_sub_at_once(original, variable, value):
+    return _add_at_once(original, variable, value, -1)
