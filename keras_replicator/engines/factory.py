@@ -8,10 +8,10 @@ import tensorflow as tf
 from keras_replicator import compat, workers
 from keras_replicator.arrivals import listens, wait_for_all
 from keras_replicator.cluster import Cluster, check_expected_workers, detect_cluster
-from keras_replicator.engines.mesh_factory import choose_mesh
 from keras_replicator.engines import serving
 from keras_replicator.engines.asynchronous import AsynchronousEngine
 from keras_replicator.engines.in_process import simulated_cluster
+from keras_replicator.engines.mesh_factory import choose_mesh
 from keras_replicator.engines.synchronous import SynchronousEngine
 from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
 from keras_replicator.plan import Plan, make_plan
