@@ -103,8 +103,7 @@ def test_b28c_training_and_validation(result):
         "loss": 5,
         "val_loss": 5,
     }
-    # Asynchronous steps of this size wander about the minimum once they have reached it.
-    assert min(found["history"]["val_loss"]) < 0.5 * found["history"]["val_loss"][0]
+    assert found["history"]["val_loss"][-1] < 0.5 * found["history"]["val_loss"][0]
 
 
 def assert_counts(found, workers):
