@@ -9,7 +9,7 @@ from keras_replicator import workers
 from tests.helpers import network
 from tests.multiworker.jobs import start
 from tests.parameter_server import scenarios
-from tests.parameter_server.lost_worker import Kills, note_process
+from tests.parameter_server.killing import Kills, note_process
 
 
 class Clock(keras.callbacks.Callback):

@@ -8,6 +8,7 @@ import keras
 import keras_replicator as kr
 from tests.multiworker.jobs import start
 from tests.parameter_server import scenarios
+from tests.parameter_server.killing import note_process
 
 SERIAL = ("one_after_the_other", "mixed_precision", "tables")
 
@@ -24,6 +25,7 @@ def make_serial(build, **options):
 
 
 def main(results, folder, *names):
+    note_process(folder)
     for name in names:
         scenario, begun = getattr(scenarios, name), time.monotonic()
         try:

@@ -15,7 +15,7 @@ import keras
 import keras_replicator as kr
 from tests.helpers import RowCounter, network
 from tests.parameter_server import scenarios
-from tests.parameter_server.lost_worker import note_process
+from tests.parameter_server.killing import note_process
 
 STEPS = 300
 

@@ -22,6 +22,7 @@ from tests.helpers import (
     sequential,
     toy,
 )
+from tests.parameter_server.killing import Kills
 
 BATCH = 4
 ROWS = 1598  # 400 batches, the last one of 2 rows
@@ -501,4 +502,30 @@ def on_batch(make, folder):
         "iterations": int(trainer.model.optimizer.iterations),
         "predicted": np.allclose(trainer.predict_on_batch(x), trainer.predict(x, verbose=0)),
         "run": [float(v) for v in trainer.run(lambda a: kr.replica.sum(a), np.ones(3, "float32"))],
+    }
+
+
+def lost_worker(make, folder):
+    """Worker 1 is killed in mid-epoch, and nobody replaces it."""
+    trainer = make(network)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 100, 0.5)
+    trainer.compile(
+        optimizer=keras.optimizers.Adam(schedule), loss="mse", metrics=[RowCounter(), "mae"]
+    )
+    history = trainer.fit(
+        *linear(402, seed=0),
+        batch_size=4,
+        epochs=2,
+        verbose=0,
+        validation_data=linear(21, seed=3),
+        callbacks=[Kills(folder / "worker_1", 20)],
+    ).history
+    records = trainer.step_records
+    return {
+        "iterations": int(trainer.model.optimizer.iterations),
+        "history": history,
+        "rate": [float(trainer.model.optimizer.learning_rate), float(schedule(202))],
+        "before": sorted({record.worker for record in records[:20]}),
+        "after": sorted({record.worker for record in records[60:]}),
+        "steps": len(records),
     }

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import REPOSITORY, run_script
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 BEFORE = """
 import keras

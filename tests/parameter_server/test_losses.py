@@ -9,26 +9,11 @@ import pytest
 
 from tests.helpers import REPOSITORY, child_environment
 from tests.multiworker.jobs import run_job
-from tests.parameter_server import scenarios
 from tests.parameter_server.losses import STEPS
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
-def test_training_goes_on_without_a_worker(tmp_path):
-    """SIGKILL of a worker in mid-epoch: its step is made by another one, everything counts once."""
-    job = run_job("tests.parameter_server.lost_worker", tmp_path, chief=1, worker=2, ps=1)
-    assert job.codes == [0, 0, -9, 0], job.report()
-    found = job.entries[0]["found"]
-    assert found["iterations"] == found["steps"] == 2 * scenarios.STEPS
-    assert found["history"]["rows"] == [scenarios.ROWS] * 2
-    assert found["history"]["val_rows"] == [21, 21]
-    assert found["rate"][0] == pytest.approx(found["rate"][1], rel=1e-6)
-    assert found["before"] == [0, 1]
-    assert found["after"] == [0]
-
-
-@pytest.mark.slow
 def test_no_worker_left_is_a_named_error(tmp_path):
     job = run_job("tests.parameter_server.all_lost", tmp_path, chief=1, worker=1, ps=1)
     assert job.codes == [1, -9, 0], job.report()
@@ -37,7 +22,6 @@ def test_no_worker_left_is_a_named_error(tmp_path):
     assert found["seconds"] < 30
 
 
-@pytest.mark.slow
 def test_a_worker_comes_back_and_a_lost_server_is_named(tmp_path):
     """A killed worker is replaced and used again; after a killed server the run is resumed."""
     command = [sys.executable, "-m", "keras_replicator", "launch", "--workers", "2", "--ps", "1"]

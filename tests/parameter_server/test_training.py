@@ -1,6 +1,7 @@
 """Training with parameter servers: a chief, workers and servers in real processes."""
 
 import re
+import signal
 
 import keras
 import numpy as np
@@ -19,21 +20,19 @@ NAMES = (
     "b28c",
     "counts",
     "staleness",
-    "one_after_the_other",
     "mixed_precision",
     "rows_once",
     "own_input",
     "drawn",
     "adversarial",
     "stopped",
-    "board",
-    "resumed",
     "tables",
-    "lazy_tables",
     "files",
     "errors",
     "on_batch",
+    "lost_worker",  # the last one
 )
+SLOW_NAMES = ("one_after_the_other", "board", "resumed", "lazy_tables")
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +40,35 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("parameter_server")
 
 
-@pytest.fixture(scope="module")
-def job(folder):
-    """All scenarios, once, on 2 workers and 2 servers."""
+def run(folder, names):
+    """Scenarios on 2 workers and 2 servers."""
     return run_job(
-        "tests.parameter_server.job", folder / "job", *NAMES, shared=folder, chief=1, worker=2, ps=2
+        "tests.parameter_server.job",
+        folder / names[0],
+        *names,
+        shared=folder,
+        chief=1,
+        worker=2,
+        ps=2,
     )
 
 
+@pytest.fixture(scope="module")
+def job(folder):
+    return run(folder, NAMES)
+
+
+@pytest.fixture(scope="module")
+def slow_job(folder):
+    return run(folder, SLOW_NAMES)
+
+
 @pytest.fixture
-def result(job):
+def result(request):
     """A function that gives what the chief found in one scenario."""
 
     def get(name):
+        job = request.getfixturevalue("slow_job" if name in SLOW_NAMES else "job")
         assert name in job.entries[0], job.report()
         found = job.entries[0][name]
         assert "error" not in found, found["error"]
@@ -83,8 +98,8 @@ def one_device(build, **options):
 
 
 def test_every_role_ends_well(job):
-    """Workers and servers end when the chief ends."""
-    assert job.codes == [0] * 5, job.report()
+    """Workers and servers end when the chief ends; one worker was killed."""
+    assert job.codes == [0, 0, -signal.SIGKILL, 0, 0], job.report()
 
 
 def test_b28_every_step_counts_once(result):
@@ -129,6 +144,7 @@ def test_staleness_keeps_its_bound(result):
         assert found["steps"] == 50
 
 
+@pytest.mark.slow
 def test_without_staleness_the_numbers_are_those_of_one_device(result, folder):
     """Weights, history, predictions to 1e-5: dropout, clipping, EMA, accumulation, schedules."""
     found = result("one_after_the_other")
@@ -183,6 +199,7 @@ def test_stop_and_evaluation_in_mid_epoch(result):
     assert found["rows"] == [4.0 * found["iterations"]]
 
 
+@pytest.mark.slow
 def test_tensorboard_at_step_granularity(result, folder):
     assert result("board")["iterations"] == 40
     written = scalars(folder / "board" / "train")
@@ -190,6 +207,7 @@ def test_tensorboard_at_step_granularity(result, folder):
     assert len(written["epoch_staleness_mean"]) == 2
 
 
+@pytest.mark.slow
 def test_resume(result):
     """Checkpoints at exact steps; the second trainer goes on at step 7 and counts every row."""
     first, second = result("resumed")
@@ -213,6 +231,7 @@ def test_tables_in_parts_train_as_whole_ones(result, folder):
     assert_close(as_arrays(found), as_arrays(expected), what="tables")
 
 
+@pytest.mark.slow
 def test_updates_of_tables_touch_their_rows_only(result):
     found = result("lazy_tables")
     assert found["changed"] == found["used"]
@@ -265,8 +284,19 @@ def test_the_trainer_works_after_an_error(result):
     assert result("errors")["after"]
 
 
+def test_training_goes_on_without_a_worker(result):
+    """SIGKILL in mid-epoch: the step is made by another worker, and everything counts once."""
+    found = result("lost_worker")
+    assert found["iterations"] == found["steps"] == 202
+    assert found["history"]["rows"] == [402, 402]
+    assert found["history"]["val_rows"] == [21, 21]
+    assert found["rate"][0] == pytest.approx(found["rate"][1], rel=1e-6)
+    assert found["before"] == [0, 1]
+    assert found["after"] == [0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize("workers, servers", [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)])
 def test_counts_of_other_sizes(tmp_path, workers, servers):
     job = run_job(
         "tests.parameter_server.job",
