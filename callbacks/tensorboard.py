@@ -23,6 +23,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
       each of these values that the run has.
     * *Images*: grids of what the functions in `images` return.
     * *HParams*: the dict `hparams`, for comparing runs.
+    * *Profile* (`profile_batch`): reading is `Iterator…`; operations of replica 1 begin with
+      `replica_1/`, those of its reduction with `replica_1/reduce/`.
 
     With `update_freq` as an int the scalars of a step are written each time that so many steps
     have been made, however many of them a call of the compiled loop runs.

@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras_replicator import compat, replica
 from keras_replicator.alignment import alike
 from keras_replicator.data.rows import slice_rows
+from keras_replicator.long_work import announced
 from keras_replicator.steps import metrics as step_metrics
 from keras_replicator.steps import normalization, supervised
 from keras_replicator.steps.gradient_norms import GradientNorms
@@ -51,7 +52,8 @@ class Phases:
             spec: The element spec of the data.
         """
         if phase not in self._phases:
-            with alike(self._engine, f"the {phase} step"):
+            building = announced(f"Building the {phase} step", self._engine.worker == 0)
+            with alike(self._engine, f"the {phase} step"), building:
                 self._phases[phase] = self._make(phase, spec)
         return self._phases[phase]
 

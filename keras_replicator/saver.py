@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_replicator import checkpoints
 from keras_replicator.callback_states import CallbackStates, plain
 from keras_replicator.checkpoints import CheckpointError
+from keras_replicator.long_work import announced
 from keras_replicator.resumed import find
 from keras_replicator.run_state import RunState
 
@@ -307,7 +308,8 @@ class Saver:
 
     def go_on(self, resumed):
         """Restores everything, once the callbacks have begun."""
-        self._apply(resumed)
+        with announced(f"Restoring {resumed.path}", self._session.plan.is_chief):
+            self._apply(resumed)
         self._position = resumed.position
         unmatched = self._states.restore(resumed.state["callbacks"], resumed.tensors)
         places = checkpoints.read_iterators(resumed.path)

@@ -2,9 +2,12 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_replicator.data.rows import at_least_one
+from keras_replicator.data.sources import make_source
 from keras_replicator.data.split import Shard, boundary
 from keras_replicator.plan import Plan
 
@@ -85,3 +88,23 @@ def test_tensors_split_as_numbers_do(rows):
 def test_the_plan_announces_the_same_split(replicas):
     plan = Plan("mirrored", tuple(f"CPU:{i}" for i in range(replicas)), replicas)
     assert list(plan.rows_per_replica(13)) == sizes(13, replicas)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_a_worker_without_rows_reads_one_that_counts_nothing(rows):
+    """Numbers and tensors alike: of a batch of one row, every worker reads that row."""
+    for worker in range(3):
+        begin, end = Shard(worker, 1, 3).rows(rows)
+        widened = at_least_one(begin, end, rows)
+        expected = (begin, end) if begin < end else (begin, begin + 1)
+        assert widened == expected and expected[1] <= rows
+        tensors = at_least_one(*map(tf.constant, (begin, end, rows)))
+        assert tuple(int(number) for number in tensors) == widened
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_arrays_of_workers_without_rows(worker):
+    """Two batches of one row, of which worker 1 has the row, and worker 0 reads it."""
+    source = make_source(np.arange(2.0), batch_size=1, shard=Shard(worker, 1, 2))
+    found = [(int(rows), batch.numpy().tolist()) for rows, batch, *_ in source.iterator(0)]
+    assert found == [(1, [0.0]), (1, [1.0])]

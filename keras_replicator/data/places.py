@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_replicator import compat
 from keras_replicator.checkpoints import CheckpointError
+from keras_replicator.long_work import announced
 
 
 class Passes:
@@ -90,14 +91,15 @@ def read_up_to(iterator, batches, kind, why, is_chief):
         CheckpointError: When the data end before.
     """
     started = time.monotonic()
-    for number in range(batches):
-        try:
-            next(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError) as error:
-            raise CheckpointError(
-                f"The data end after {number} batches, and the run stopped after {batches}. Pass "
-                f"the data that the checkpoint was written with. Received: {kind}"
-            ) from error
+    with announced("Reading up to the place where the run stopped", is_chief):
+        for number in range(batches):
+            try:
+                next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError) as error:
+                raise CheckpointError(
+                    f"The data end after {number} batches, and the run stopped after {batches}. "
+                    f"Pass the data that the checkpoint was written with. Received: {kind}"
+                ) from error
     if is_chief:
         reason = f" ({why})" if why else ""
         print(

@@ -25,6 +25,7 @@ class Engine(abc.ABC):
 
     num_replicas = 1
     num_workers = 1
+    worker = 0
     shard = None
     strategy = None
     makes_anew = False

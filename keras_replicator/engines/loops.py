@@ -5,12 +5,15 @@ that was consumed. Where it is known that the data last, a batch is simply taken
 step asks first, and fetches the next batch while the current one is computed.
 """
 
+import contextlib
+
 import tensorflow as tf
 
 from keras_replicator import compat, replica
 from keras_replicator.data.fingerprint import extend, no_marks
 from keras_replicator.data.own import counts_own_rows
 from keras_replicator.data.rows import with_static_rows
+from keras_replicator.long_work import announced
 from keras_replicator.steps import step_times
 
 
@@ -49,6 +52,7 @@ class Loop:
         self._scratch = scratch
         self._times = step_times.of(scratch)
         self._collect = collect
+        self._is_eager = run_eagerly
         self.traces = 0
         self.marks = ()  # of what the last call read, see data/fingerprint.py
         self.one_by_one = collect and run_eagerly  # a call gives one step, whatever was asked for
@@ -78,7 +82,13 @@ class Loop:
             `(steps done, rows seen, outputs)`; fewer steps than asked for: the data have ended.
         """
         del remaining, ahead
-        with self._engine.cross_replica():
+        replicas = self._engine.num_replicas
+        tracing = f"Tracing and compiling the step of {replicas} replica{'s' * (replicas > 1)}"
+        is_first = self.traces == 0 and not self._is_eager
+        with (
+            self._engine.cross_replica(),
+            announced(tracing, self._engine.worker == 0) if is_first else contextlib.nullcontext(),
+        ):
             if self._collect and not self.one_by_one and self.traces == 0:
                 self._choose_collection(iterator.element_spec)
             done, rows, marks, outputs = self._call(

@@ -147,7 +147,8 @@ class SynchronousEngine(Engine):
                 devices=self.groups[index - self.shard.first] if self.groups else (),
             )
             current.scratch.update(scratch or {})
-            with replica.activate(current):
+            # A profile shows operations by these names.
+            with replica.activate(current), tf.name_scope(f"replica_{index}/"):
                 return fn() if batch is None else fn(part)
 
         if self.strategy is None:

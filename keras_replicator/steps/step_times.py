@@ -88,9 +88,10 @@ def reduce_sum(tensors):
     """Adds up a flat list of tensors over replicas; timed, where somebody wants to know."""
     current = replica.current()
     times = of(current.scratch)
-    if times is None or not current.distributed:
-        return current.reduce_sum(tensors)
-    return times.reduce_sum(current, tensors)
+    with tf.name_scope("reduce"):
+        if times is None or not current.distributed:
+            return current.reduce_sum(tensors)
+        return times.reduce_sum(current, tensors)
 
 
 def _time_of(nest):
