@@ -900,21 +900,21 @@ def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
 # Our own group of collectives, apart from those that tf.distribute numbers.
 _GROUP_KEY = 0x6B72
 _HASH_RANGE = 2**31 - 1
+# Kinds of collectives.
+_SUM, _SIZES, _ROWS = range(3)
 
 
-def _instance_key(tag, shape):
-    """A number for one collective and one shape.
+def instance_key(tag, kind, tensor):
+    """A number for one collective on tensors of one type and shape.
 
-    TensorFlow remembers the shape of a collective by its number, and refuses the shorter batch at
-    the end of an epoch; a number of its own for each shape is accepted.
+    TensorFlow remembers what a collective is, its type and its shape by its number for as long as
+    the process lives, and refuses another one under that number: the shorter batch at the end of
+    an epoch, or what a trainer with another model sends at the same place.
     """
-    shape = tf.cast(shape, tf.int64)
-    places = tf.cast(tf.range(1, tf.size(shape) + 1), tf.int64) * 7919
-    return tf.cast(
-        (tf.constant(tag, tf.int64) * 1_000_003 + tf.reduce_sum((shape + 1) * places))
-        % _HASH_RANGE,
-        tf.int32,
-    )
+    key = ((tag << 2 | kind) << 8 | tensor.dtype.as_datatype_enum) % _HASH_RANGE
+    for size in tf.unstack(tf.shape(tensor, tf.int64)):
+        key = (key * 1_000_003 + size + 1) % _HASH_RANGE
+    return tf.cast(key, tf.int32)
 
 
 _tokens = {}
@@ -939,7 +939,7 @@ def sum_any_shape(tensor, num_replicas, tag):
         input=tensor,
         group_size=num_replicas,
         group_key=_GROUP_KEY,
-        instance_key=_instance_key(tag, tf.shape(tensor)),
+        instance_key=instance_key(tag, _SUM, tensor),
         ordering_token=_ordering_token(tensor.device),
         merge_op="Add",
         final_op="Id",
@@ -955,7 +955,7 @@ def sum_over_tasks(tensor, num_workers):
             input=tensor,
             group_size=num_workers,
             group_key=_GROUP_KEY + 1,
-            instance_key=_instance_key(tensor.dtype.as_datatype_enum, tf.shape(tensor)),
+            instance_key=instance_key(0, _SUM, tensor),
             ordering_token=_ordering_token("CPU:0"),
             merge_op="Add",
             final_op="Id",
@@ -973,22 +973,22 @@ def gather_any_size(tensor, num_replicas, index, tag):
         tag: A number for this call, the same on all replicas.
     """
 
-    def gather(value, key):
+    def gather(value, kind):
         return tf.raw_ops.CollectiveGatherV2(
             input=value,
             group_size=num_replicas,
             group_key=_GROUP_KEY,
-            instance_key=key,
+            instance_key=instance_key(tag, kind, value),
             ordering_token=_ordering_token(tensor.device),
             communication_hint="auto",
         )
 
     rows = tf.shape(tensor)[0]
-    facts = gather(tf.stack([[tf.cast(index, tf.int32), rows]]), _instance_key(tag, [0]))
+    facts = gather(tf.stack([[tf.cast(index, tf.int32), rows]]), _SIZES)
     largest = tf.reduce_max(facts[:, 1])
     padding = tf.zeros(tf.concat([[largest - rows], tf.shape(tensor)[1:]], 0), tensor.dtype)
     padded = tf.concat([tensor, padding], 0)
-    everything = gather(padded, _instance_key(tag, tf.concat([[1], tf.shape(padded)], 0)))
+    everything = gather(padded, _ROWS)
     order = tf.argsort(facts[:, 0])
     parts = [
         everything[order[number] * largest : order[number] * largest + facts[order[number], 1]]

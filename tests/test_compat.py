@@ -795,3 +795,16 @@ def test_a_handle_that_tapes_watch():
         return tape.gradient(value, anchor.handle)
 
     assert float(gradient()) == 3.0
+
+
+def test_collectives_have_numbers_of_their_own():
+    """By place, kind, type and shape: TensorFlow refuses another collective under a number."""
+    keys = [
+        int(compat.instance_key(tag, kind, tf.zeros(shape, dtype)))
+        for tag in (0, 1, 2, 1025, 2048)
+        for kind in range(3)
+        for dtype in ("float32", "float16", "int32", "bool")
+        for shape in ((), (1,), (2,), (3, 1), (1, 2), (4, 5), (8, 3), (0, 2), (2, 1, 1))
+    ]
+    assert len(set(keys)) == len(keys)
+    assert all(0 <= key < 2**31 for key in keys)

@@ -23,6 +23,7 @@ SAMPLE = {
     "scalar loss, mean",
     "accumulation, partial",
     "sync BatchNormalization",
+    "float16 overflow on one replica",
 }
 
 
