@@ -181,7 +181,8 @@ def _numpy_state():
     return name, numbers.tobytes(), rest
 
 
-_rounds = {}
+# Every exchange of a process has a number, which is the same on all workers.
+_numbers = itertools.count()
 # A worker that waits for another one looks in between whether that one is still there.
 _WAIT_SECONDS = 2.0
 
@@ -196,17 +197,26 @@ def exchange(topic, facts, engine):
 
     Raises:
         WorkerLostError: When a worker tells nothing within `start_timeout`, or is lost.
+        WorkersDisagreeError: When another worker tells something else.
     """
     if engine.num_workers == 1:
         return [facts]
-    number = _rounds[topic] = _rounds.get(topic, -1) + 1
-    key = f"keras_replicator/{topic}/{number}"
-    own = json.dumps(facts)
+    key = f"keras_replicator/{next(_numbers)}"
+    own = json.dumps([topic, facts])
     compat.set_shared_value(f"{key}/{engine.worker}", own)
-    return [
+    everyone = [
         json.loads(own if worker == engine.worker else _wait_for(worker, topic, key, engine))
         for worker in range(engine.num_workers)
     ]
+    for worker, (theirs, _) in enumerate(everyone):
+        if theirs != topic:
+            raise WorkersDisagreeError(
+                f"The workers of this job have come apart: worker {engine.worker}, this one, is at "
+                f"`{topic}`, and worker {worker} at `{theirs}`. Every worker must run the same "
+                "script: no call of the trainer under a condition on the worker, and none after "
+                "an error that the others did not have."
+            )
+    return [facts for _, facts in everyone]
 
 
 def _wait_for(worker, topic, key, engine):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_replicator.data.rows import at_least_one
 from keras_replicator.data.sources import make_source
 from keras_replicator.data.split import Shard, boundary
 from keras_replicator.plan import Plan
@@ -90,21 +89,22 @@ def test_the_plan_announces_the_same_split(replicas):
     assert list(plan.rows_per_replica(13)) == sizes(13, replicas)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_a_worker_without_rows_reads_one_that_counts_nothing(rows):
-    """Numbers and tensors alike: of a batch of one row, every worker reads that row."""
-    for worker in range(3):
-        begin, end = Shard(worker, 1, 3).rows(rows)
-        widened = at_least_one(begin, end, rows)
-        expected = (begin, end) if begin < end else (begin, begin + 1)
-        assert widened == expected and expected[1] <= rows
-        tensors = at_least_one(*map(tf.constant, (begin, end, rows)))
-        assert tuple(int(number) for number in tensors) == widened
-
-
 @pytest.mark.parametrize("worker", [0, 1])
 def test_arrays_of_workers_without_rows(worker):
     """Two batches of one row, of which worker 1 has the row, and worker 0 reads it."""
     source = make_source(np.arange(2.0), batch_size=1, shard=Shard(worker, 1, 2))
     found = [(int(rows), batch.numpy().tolist()) for rows, batch, *_ in source.iterator(0)]
     assert found == [(1, [0.0]), (1, [1.0])]
+
+
+def test_workers_with_parts_of_another_size_run_the_same_step():
+    specs = {
+        make_source(np.arange(12.0), batch_size=3, shard=Shard(worker, 1, 2)).element_spec[1]
+        for worker in range(2)
+    }
+    assert specs == {tf.TensorSpec([None], tf.float32)}
+
+
+def test_shapes_are_known_where_no_batch_is_partial():
+    whole, tail = (make_source(np.arange(n * 1.0), batch_size=3) for n in (12, 13))
+    assert whole.element_spec[1].shape == [3] and tail.element_spec[1].shape == [None]

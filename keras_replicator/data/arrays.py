@@ -42,19 +42,18 @@ class ArraySource(Source):
                 keras.tree.lists_to_tuples(arrays),
             )
 
-        # Without a partial batch the shapes are known, which makes a step cheaper.
-        are_alike = self.num_rows % self.batch_size == 0
+        # Without a partial batch the shapes are known, which makes a step cheaper. Not on several
+        # workers: their parts may differ by a row, and all must run the same step.
+        are_known = shard.is_whole and self.num_rows % self.batch_size == 0
+        size = self.batch_size if are_known else None
 
         def read(number):
             first = number * self.batch_size
-            rows = self.batch_size
-            if not are_alike:
-                rows = tf.minimum(self.num_rows - first, self.batch_size)
-            begin, end = 0, rows
+            rows = tf.minimum(self.num_rows - first, self.batch_size)
+            begin, end = 0, self.batch_size if are_known else rows
             if not shard.is_whole:
                 begin, end = at_least_one(*shard.rows(rows), rows)
             where = self._order[first + begin : first + end] if self._shuffle else None
-            size = end - begin if are_alike and isinstance(end, int) else None
 
             def take(leaf):
                 if leaf is None:

@@ -76,9 +76,6 @@ def slice_rows(nest, begin, end):
 
 def at_least_one(begin, end, total):
     """Widens an empty range of rows to one row, where there is any."""
-    if all(isinstance(number, int) for number in (begin, end, total)):
-        begin = min(begin, max(total - 1, 0))
-        return begin, min(max(end, begin + 1), total)
     begin = tf.minimum(begin, tf.maximum(total - 1, 0))
     return begin, tf.minimum(tf.maximum(end, begin + 1), total)
 

@@ -348,6 +348,13 @@ def other_steps(make, folder):
     return refused(lambda: train(make(toy), data, steps_per_epoch=3 + worker()))
 
 
+def other_call(make, folder):
+    subject = make(toy)
+    subject.compile("sgd", "mse")
+    call = subject.evaluate if worker() == 0 else subject.fit
+    return refused(lambda: call(ones(8), ones(8), batch_size=4, verbose=0))
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
@@ -380,5 +387,6 @@ SCENARIOS = {
         other_metrics,
         other_batch_size,
         other_steps,
+        other_call,
     )
 }

@@ -26,6 +26,7 @@ SAMPLE = {
     "one_file",
     "other_model",
     "other_batch_size",
+    "other_call",
 }
 
 
@@ -227,3 +228,12 @@ def test_difference_is_named(outcome, name, what, chief, other):
         before, _, after = message.partition("worker 1 has")
         assert chief in before and other in after, message
         assert message.endswith(f"This is worker {number}.")
+
+
+def test_workers_that_come_apart_are_told(outcome):
+    """One evaluates while the other trains: both get an error at once, and go on together."""
+    messages = [result["refused"] for result in outcome("other_call")]
+    for number, message in enumerate(messages):
+        assert message.startswith("WorkersDisagreeError: The workers of this job have come apart")
+        assert f"worker {number}, this one, is at `" in message
+    assert messages[0] != messages[1]
