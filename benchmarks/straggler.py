@@ -115,7 +115,10 @@ def train(task):
         "steps": task["steps"],
         "staleness_mean": sum(r.staleness for r in records) / max(1, len(records)),
         "staleness_max": max((r.staleness for r in records), default=0),
-        "records": [[r.worker, r.begun - records[0].begun, r.ended - r.begun] for r in records],
+        "records": [
+            [r.worker, round(r.begun - records[0].begun, 3), round(r.ended - r.begun, 3)]
+            for r in records
+        ],
     }
     if trainer.plan.is_chief:
         Path(task["result"]).write_text(json.dumps(found), encoding="utf-8")
@@ -193,7 +196,7 @@ def main(arguments=None):
     about = report.machine()
     if options.json:
         content = {"machine": about, **found}
-        Path(options.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        Path(options.json).write_text(json.dumps(content) + "\n", encoding="utf-8")
     if options.plots:
         print(write_plot(options.plots, found, about))
     return 0

@@ -6,6 +6,7 @@ import traceback
 import keras
 
 import keras_replicator as kr
+from tests.helpers import toy
 from tests.multiworker.jobs import start
 from tests.parameter_server import scenarios
 from tests.parameter_server.killing import note_process
@@ -26,6 +27,7 @@ def make_serial(build, **options):
 
 def main(results, folder, *names):
     note_process(folder)
+    make(toy)  # workers and servers serve from here on
     for name in names:
         scenario, begun = getattr(scenarios, name), time.monotonic()
         try:
