@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import contenders, models, report, targets, weak_scaling
+from benchmarks import contenders, models, report, straggler, targets, weak_scaling
 from benchmarks.__main__ import main
 from benchmarks.measure import fresh, run_child
 
@@ -93,6 +93,15 @@ def test_one_round_of_everything(tmp_path, capsys):
         assert found["ratios"]["ours/keras"]["median"] > 0
     if plots:
         assert (tmp_path / "fit.png").stat().st_size > 5000
+
+
+def test_a_straggler_slows_the_synchronous_run(tmp_path):
+    words = ["--seconds", "0.1", "0.4", "--steps", "120", "--plots", str(tmp_path)]
+    assert straggler.main([*words, "--json", str(tmp_path / "out.json")]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["asynchronous"]["share"] >= straggler.ASKED
+    assert found["synchronous"]["share"] < 0.5
+    assert (tmp_path / "straggler.png").stat().st_size > 10_000
 
 
 def test_weak_scaling_says_what_was_reached(tmp_path, capsys):
