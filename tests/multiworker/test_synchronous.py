@@ -201,6 +201,6 @@ def test_strategy_of_the_user(tmp_path):
     model = scenarios.seeded_network()
     expected = scenarios.train(model, x, x[:, :1] ** 2, batch_size=4, epochs=2)
     assert_close(trained, expected, what="trained")
-    assert_close(predicted, model.predict(x, verbose=0), what="predicted")
+    assert_close(np.asarray(predicted), model.predict(x, verbose=0), what="predicted")
     assert "MultiWorkerMirroredStrategy that was passed" in job.results("plan")[1]
     assert "1 of 2" in job.results("plan")[1]
