@@ -76,7 +76,7 @@ def choose_engine(
             num_workers=1 if cluster is None else cluster.num_workers,
             worker=0 if cluster is None else cluster.worker_index,
             reasons=(
-                ("strategy", f"the {type(strategy).__name__} that was passed"),
+                ("strategy", f"the {_public_name(strategy)} that was passed"),
                 ("devices", "of that strategy"),
                 ("num_workers", "of that strategy"),
             ),
@@ -110,6 +110,13 @@ def _check_staleness(max_staleness):
             "between a step's reading of the weights and its own update. "
             f"Received: max_staleness={max_staleness!r}"
         )
+
+
+def _public_name(strategy):
+    """The name under which users know the class of a strategy."""
+    names = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "TPUStrategy")
+    known = (name for name in names if type(strategy) is getattr(tf.distribute, name))
+    return next(known, type(strategy).__name__)
 
 
 def _refuse_staleness(max_staleness, strategy):
