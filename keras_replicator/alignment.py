@@ -28,16 +28,7 @@ def alike(engine, what):
         yield
         return
     made = []
-
-    def note(next_creator, **kwargs):
-        made.append(next_creator(**kwargs))
-        return made[-1]
-
-    with (
-        engine.scope(),
-        compat.local_initial_values(engine.strategy),
-        tf.variable_creator_scope(note),
-    ):
+    with engine.recording(made):
         yield
     facts = [[f"{list(v.shape)} {v.dtype.name}", v.name] for v in made]
     _compare(what, workers.exchange(what, facts, engine), engine)

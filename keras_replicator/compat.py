@@ -13,6 +13,7 @@ Two kinds of functions live here:
 import contextlib
 import functools
 import importlib
+import os
 import random
 
 import keras
@@ -895,6 +896,43 @@ def multi_worker_strategy(num_cpus, peer_timeout, start_timeout, jobs, leader):
         )
     finally:
         extended._initialize_local_devices = original
+
+
+def join_mesh(worker, addresses, kind, peer_timeout, start_timeout):
+    """Connects this process with the others over which a DTensor mesh lies.
+
+    Args:
+        worker: Number of this worker.
+        addresses: "host:port" of every worker, in order.
+        kind: "CPU" or "GPU".
+        peer_timeout: Seconds of silence until a worker counts as lost, as for
+            `multi_worker_strategy`.
+        start_timeout: Seconds that a worker waits for the others at the start.
+
+    Returns:
+        TensorFlow's names of the tasks, by worker number.
+    """
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    names = {n: f"/job:worker/replica:0/task:{n}" for n in range(len(addresses))}
+    os.environ.update(
+        DTENSOR_CLIENT_ID=str(worker),
+        DTENSOR_NUM_CLIENTS=str(len(addresses)),
+        DTENSOR_JOB_NAME="worker",
+        DTENSOR_JOBS=",".join(addresses),
+    )
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=names[0],
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))
+        ],
+        cluster_register_timeout_in_ms=int(start_timeout * 1000),
+        heartbeat_timeout_in_ms=int(peer_timeout * 2000),
+    )
+    tf.experimental.dtensor.initialize_accelerator_system(kind, enable_coordination_service=False)
+    return names
 
 
 # Our own group of collectives, apart from those that tf.distribute numbers.

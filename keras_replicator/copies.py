@@ -281,7 +281,7 @@ def give_back_metrics(pairs, engine):
         for number, (_, copy) in enumerate(found)
         if not compat.reads_first_replica(copy)
     }
-    totals = engine.sum_over_workers(parts)
+    totals = engine.sum_parts(parts)
     for number, (variable, copy) in enumerate(found):
         variable.assign(totals.get(str(number), compat.first_copy(copy)))
 

@@ -68,11 +68,12 @@ class Layout:
         """Parts into which rows are split; 1 where the mesh has no batch axis."""
         return self.mesh.get(self.batch_axis, 1)
 
-    def on(self, num_devices):
+    def on(self, num_devices, workers=1):
         """Returns the layout with every size known.
 
         Args:
-            num_devices: Devices that there are.
+            num_devices: Devices that there are, over all workers.
+            workers: Workers that have them, equally many each.
 
         Raises:
             ValueError: When the mesh does not take exactly these devices.
@@ -82,11 +83,14 @@ class Layout:
             axis: num_devices // known if size == -1 else size for axis, size in self.mesh.items()
         }
         if math.prod(sizes.values()) != num_devices or 0 in sizes.values():
+            each, of_each = -(-known // workers), " on each worker" if workers > 1 else ""
             raise ValueError(
                 f"`mesh` asks for {known if -1 not in self.mesh.values() else f'{known} x n'} "
-                f"device(s), and there are {num_devices}. Let one size be -1, take fewer by "
-                f"`devices={known}`, or split the CPU with kr.simulate_devices({known}) at the top "
-                f"of the script. Received: mesh={dict(self.mesh)}"
+                f"device(s), and there are {num_devices}"
+                f"{f' on {workers} workers' if workers > 1 else ''}. Let one size be -1, take "
+                f"fewer by `devices={each}`{of_each}, or split the CPU with "
+                f"kr.simulate_devices({each}) at the top of the script. "
+                f"Received: mesh={dict(self.mesh)}"
             )
         return dataclasses.replace(self, mesh=sizes)
 
@@ -158,6 +162,30 @@ class Layout:
                     f"The rule {pattern!r} matches no variable. A rule must match the whole path; "
                     f"the paths are: {_listed(shapes)}. Correct the rule, or leave it out. "
                     f"Received: {pattern!r}: {axes}"
+                )
+
+    def check_workers(self, devices_of_each):
+        """Raises unless each worker holds all parts of every variable.
+
+        Args:
+            devices_of_each: Devices of a worker; workers have consecutive parts of the mesh.
+
+        Raises:
+            ValueError: When a rule splits a variable over workers.
+        """
+        devices, over_workers = 1, set()
+        for axis, size in reversed(self.mesh.items()):
+            devices *= size
+            if size > 1 and devices_of_each % devices:
+                over_workers.add(axis)
+        for pattern, axes in self.variables.items():
+            for axis in over_workers.intersection(axes):
+                raise ValueError(
+                    f"The rule {pattern!r} splits a variable over {axis!r}, an axis of the mesh "
+                    f"that lies over several workers of {devices_of_each} device(s) each. Rows go "
+                    "over workers, weights over the devices of one: name the axis of the weights "
+                    "last in the mesh, with a size that divides the devices of a worker. "
+                    f"Received: {pattern!r}: {axes}, mesh={dict(self.mesh)}"
                 )
 
     def parts(self, axes):

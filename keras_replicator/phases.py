@@ -172,7 +172,7 @@ class LogReader:
         """Returns `{name: value}` over all replicas and workers."""
         if self.logs is None:
             return dict(self._engine.read(self._results))
-        totals = self._engine.sum_over_workers(self.logs.totals())
+        totals = self._engine.sum_parts(self.logs.totals())
         return self.logs.values(totals, dict(self._engine.read(self._results)))
 
     def _compute(self):

@@ -101,7 +101,7 @@ def find(directory, engine, raise_together):
             or a worker cannot read what the chief has chosen.
     """
     path, error = None, None
-    is_chief = engine.shard.first == 0
+    is_chief = engine.worker == 0
     if is_chief:
         path = checkpoints.newest(directory)
         if path is None and (

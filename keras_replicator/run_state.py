@@ -91,7 +91,7 @@ class RunState:
             parts[name] = stacked
         parts.update({f"log/{name}": total for name, total in log_totals.items()})
         dtypes = {name: array.dtype for name, array in parts.items()}
-        for name, array in self._engine.sum_over_workers(parts).items():
+        for name, array in self._engine.sum_parts(parts).items():
             tensors[name] = array.astype(dtypes[name])
         return tensors
 
@@ -141,7 +141,7 @@ class RunState:
         if logs is not None:
             logs.restore(
                 {n[len("log/") :]: t for n, t in tensors.items() if n.startswith("log/")},
-                self._engine.worker == 0,
+                self._engine.shard.first == 0,
             )
 
     def _restore_parts(self, name, variable, parts):

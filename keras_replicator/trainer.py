@@ -399,7 +399,8 @@ class ReplicatedTrainer:
             resumed = session.saver.prepare(resume, listed, phase, streams)
             source.reseed(session.shuffle_seed)
             if self._engine.num_workers > 1 and session.plan.is_chief and verbose != 0:
-                print(f"Sharding: each worker reads {source.sharding}.", file=sys.stderr)
+                reads = source.read_by_each(session.plan)
+                print(f"Sharding: each worker reads {reads}.", file=sys.stderr)
             epochs = range(initial_epoch, epochs)
             session.training = True
             try:

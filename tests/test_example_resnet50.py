@@ -203,6 +203,36 @@ def test_resnet50_trains_on_mock_imagenet(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet20", "resnet50"])
+def test_a_split_classifier_equals_one_device(name, tmp_path):
+    """Small images on a mesh of 2 x 2: classes over "model", statistics of all rows."""
+    dataset = {"resnet20": "fashion_mnist", "resnet50": "imagenet2012"}[name]
+    preset = dataclasses.replace(
+        PRESETS[name], dataset=dataset, batch_size=6, image_size=32, epochs=1
+    )
+    histories = []
+    for options in ({"mesh": {"batch": 2, "model": 2}}, {}):
+        keras.backend.clear_session()
+        with tfds.testing.mock_data(num_examples=12):
+            histories.append(
+                train.train(
+                    preset,
+                    devices=4 if options else 1,
+                    builder=tfds.builder(dataset),
+                    steps_per_epoch=2,
+                    validation_steps=1,
+                    logdir=str(tmp_path / f"{len(histories)}"),
+                    **options,
+                )
+            )
+    on_mesh, on_one = histories
+    names = {name for name in on_one if "second" not in name and "share" not in name}
+    assert {"loss", "accuracy", "val_loss"} <= names <= set(on_mesh)
+    for name in names:
+        np.testing.assert_allclose(on_mesh[name], on_one[name], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_script_trains_from_a_folder_and_resumes(folder, tmp_path):
     def run(epochs):

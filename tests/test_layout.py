@@ -6,7 +6,10 @@ import keras
 import pytest
 
 import keras_replicator as kr
+from keras_replicator.cluster import Cluster
+from keras_replicator.hardware import Hardware
 from keras_replicator.layout import as_layout
+from keras_replicator.mesh_plan import make_mesh_plan
 
 MESH = {"batch": 2, "model": 2}
 SHAPES = {"dense/kernel": (8, 4), "dense/bias": (4,), "dense_1/kernel": (4, 6)}
@@ -66,6 +69,61 @@ def test_a_mesh_that_does_not_fit_the_devices(mesh, devices, words):
         kr.Layout(mesh).on(devices)
     for word in [*words, "Received: mesh="]:
         assert word in str(caught.value)
+
+
+def test_a_mesh_that_does_not_fit_the_workers():
+    with pytest.raises(ValueError) as caught:
+        kr.Layout({"batch": 2, "model": 2}).on(6, workers=2)
+    for word in ("there are 6 on 2 workers", "`devices=2` on each worker", "simulate_devices(2)"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "mesh, devices_of_each, fits",
+    [
+        ({"batch": 2, "model": 2}, 2, True),
+        ({"batch": 2, "model": 2}, 4, True),
+        ({"batch": 4, "model": 2}, 4, True),
+        ({"batch": 4, "model": 1}, 1, True),
+        ({"model": 2, "batch": 2}, 2, False),
+        ({"batch": 1, "model": 4}, 2, False),
+        ({"batch": 2, "model": 4}, 2, False),
+    ],
+)
+def test_weights_stay_within_a_worker(mesh, devices_of_each, fits):
+    kr.Layout(mesh).check_workers(devices_of_each)
+    layout = kr.Layout(mesh, {"kernel": (None, "model")})
+    if fits:
+        layout.check_workers(devices_of_each)
+        return
+    with pytest.raises(ValueError) as caught:
+        layout.check_workers(devices_of_each)
+    for word in ("'kernel'", "'model'", f"of {devices_of_each} device(s) each", "Received: "):
+        assert word in str(caught.value)
+
+
+def workers(**roles):
+    """A cluster whose second worker this is."""
+    return Cluster(task_type="worker", task_index=1, source="TF_CONFIG", **roles)
+
+
+def test_the_plan_of_a_mesh_over_workers():
+    hardware = Hardware(cpus=("CPU:0", "CPU:1", "CPU:2"))
+    cluster = workers(worker=("a:1", "b:1"))
+    plan, layout = make_mesh_plan(hardware, kr.Layout({"batch": -1, "model": 3}), None, cluster)
+    assert layout.mesh == {"batch": 2, "model": 3}
+    assert (plan.num_replicas, plan.num_workers, plan.worker) == (1, 2, 1)
+    assert plan.devices == ("CPU:0", "CPU:1", "CPU:2")
+    plan, layout = make_mesh_plan(hardware, kr.Layout({"batch": 2, "model": 2}), None, cluster)
+    assert plan.devices == ("CPU:0", "CPU:1")
+    _, layout = make_mesh_plan(hardware, None, None, cluster)
+    assert layout.mesh == {"batch": 2, "model": 3}
+
+
+def test_a_mesh_takes_no_parameter_servers():
+    cluster = workers(chief=("a:1",), worker=("b:1", "c:1"), ps=("d:1",))
+    with pytest.raises(ValueError, match="leave out the 'ps' tasks. Received: 2 workers and 1"):
+        make_mesh_plan(Hardware(cpus=("CPU:0",)), kr.Layout({"batch": 2}), None, cluster)
 
 
 @pytest.mark.parametrize(

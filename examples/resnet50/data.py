@@ -209,7 +209,7 @@ def small_images(builder, split, batch_size, image_size, seed=None):
     if seed is None:
         rows = rows.map(lambda image, label: (bordered(image), label), tf.data.AUTOTUNE)
         return rows.batch(batch_size).prefetch(tf.data.AUTOTUNE)
-    rows = rows.shuffle(builder.info.splits[split].num_examples, seed=seed)
+    rows = rows.shuffle(rows.cardinality(), seed=seed)
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
 
     def prepare(row, seed):

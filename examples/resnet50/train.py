@@ -4,6 +4,7 @@
     python examples/resnet50/train.py --folder /data/imagenet             # from JPEGs
     python examples/resnet50/train.py --preset lars --batch-size 16384
     python examples/resnet50/train.py --model resnet20 --dataset fashion_mnist --replicas 2
+    python examples/resnet50/train.py --mesh batch=4,model=2              # a split classifier
     tensorboard --logdir logs/resnet50
 
 Started again with the same --logdir, it goes on where the last checkpoint was written.
@@ -11,6 +12,7 @@ Started again with the same --logdir, it goes on where the last checkpoint was w
 
 import argparse
 import dataclasses
+import math
 import os
 import pathlib
 import sys
@@ -29,12 +31,16 @@ from resnet50.model import build_model  # noqa: E402
 from resnet50.presets import PRESETS  # noqa: E402
 from resnet50.recipe import SmoothedCrossentropy, make_optimizer  # noqa: E402
 
+# The part of ResNet that grows with the number of classes.
+SPLIT_CLASSIFIER = {"logits/kernel": (None, "model"), "logits/bias": ("model",)}
+
 
 def train(
     preset,
     folder=None,
     replicas=None,
     devices=None,
+    mesh=None,
     logdir="logs/resnet50",
     sync_batch_norm=False,
     mixed_precision=False,
@@ -52,6 +58,8 @@ def train(
         replicas: devices of this machine to use; None for all. A machine without accelerators
             splits its CPU into that many.
         devices: as in `kr.ReplicatedTrainer`, where not all `replicas` are used.
+        mesh: dict of a mesh's sizes, such as {"batch": 4, "model": 2}, instead of replicas: rows
+            are split over "batch", the classes of the last layer over "model".
         logdir: folder of logs and checkpoints.
         sync_batch_norm: whether BatchNormalization sees the rows of all replicas.
         mixed_precision: whether to compute in bfloat16.
@@ -64,7 +72,9 @@ def train(
     Returns:
         Dict of lists, one entry per epoch.
     """
-    if replicas is not None and not tf.config.list_physical_devices("GPU"):
+    if mesh is not None:
+        replicas = math.prod(mesh.values())
+    if replicas is not None and devices is None and not tf.config.list_physical_devices("GPU"):
         kr.simulate_devices(replicas)
     tfds.disable_progress_bar()
     if mixed_precision:
@@ -89,6 +99,7 @@ def train(
             0.0 if preset.optimizer == "lars" else preset.weight_decay,
         ),
         devices=devices or replicas,
+        layout=None if mesh is None else kr.Layout(mesh, SPLIT_CLASSIFIER),
         seed=seed,
     )
     if builder is not None:
@@ -134,6 +145,11 @@ def train(
     return history
 
 
+def parse_mesh(text):
+    """Returns {"batch": 4, "model": 2} for "batch=4,model=2"."""
+    return {axis: int(size) for axis, size in (part.split("=") for part in text.split(","))}
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -145,6 +161,9 @@ def main():
         "--folder", help="folder with train/<class>/*.jpg, validation/<class>/*.jpg"
     )
     parser.add_argument("--replicas", type=int, help="devices to use (default: all)")
+    parser.add_argument(
+        "--mesh", type=parse_mesh, help="such as batch=4,model=2: split the classifier over devices"
+    )
     parser.add_argument("--batch-size", type=int, help="rows of a global batch")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--label-smoothing", type=float)

@@ -3,6 +3,7 @@
     python examples/transformer/train.py --mesh batch=1,model=2     # tensor parallel on 2 devices
     python examples/transformer/train.py --mesh batch=2,model=2     # and data parallel
     python examples/transformer/train.py                            # the same numbers on one
+    keras-replicator launch --workers 2 examples/transformer/train.py --mesh batch=2,model=2
     keras-replicator plan examples/transformer/train.py --mesh batch=2,model=4   # memory, no run
 
 The weights are split by `kr.auto_layout`: attention by heads, MLPs by columns and rows, the
@@ -10,6 +11,7 @@ embedding by features. Only the line `layout=` knows about it.
 """
 
 import argparse
+import math
 import os
 import pathlib
 import sys
@@ -42,9 +44,8 @@ def train(mesh=None, epochs=5, batch_size=32, length=64, width=64, blocks=2, log
     Returns:
         Dict of lists, one entry per epoch.
     """
-    devices = 1 if mesh is None else int(np.prod(list(mesh.values())))
-    if not tf.config.list_physical_devices("GPU"):
-        kr.simulate_devices(devices)
+    if mesh is not None and not tf.config.list_physical_devices("GPU"):
+        kr.simulate_devices(math.prod(mesh.values()))
     text = read_text()
     vocabulary = Vocabulary(text)
     x, y = sequences(vocabulary.encode(text), length)
@@ -52,7 +53,7 @@ def train(mesh=None, epochs=5, batch_size=32, length=64, width=64, blocks=2, log
     trainer = kr.ReplicatedTrainer(
         lambda: build_model(vocabulary.size, length, width, blocks=blocks, seed=seed),
         layout=None if mesh is None else kr.Layout(mesh, "auto"),
-        devices=devices,
+        devices=1 if mesh is None else None,
         seed=seed,
     )
     trainer.compile(

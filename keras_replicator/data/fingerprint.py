@@ -38,6 +38,12 @@ def no_marks(spec):
     return tf.zeros(spec[2].shape if len(spec) > 2 else [0], tf.int64)
 
 
+def no_marks_of(batch_spec):
+    """Returns the marks of an empty sequence of batches of a spec, as `marks_of` gives them."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch_spec) if isinstance(leaf, _SPECS)]
+    return tf.zeros([len(leaves[:_PARTS])], tf.int64)
+
+
 def differ(first, second):
     """Whether two workers have read different rows: no part of their batches is equal.
 
@@ -49,6 +55,7 @@ def differ(first, second):
 
 
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+_SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def _mark(leaf):

@@ -87,7 +87,13 @@ class Source:
         }
 
     def _describe_sharding(self, plan):
-        return {"sharding": f"each worker reads {self.sharding}"} if plan.num_workers > 1 else {}
+        if plan.num_workers == 1:
+            return {}
+        return {"sharding": f"each worker reads {self.read_by_each(plan)}"}
+
+    def read_by_each(self, plan):
+        """Returns what each of several workers reads, in words."""
+        return "the whole of every batch" if plan.strategy == "mesh" else self.sharding
 
     def reseed(self, seed):
         """Takes the seed of a run that is resumed."""

@@ -5,6 +5,7 @@ parameter servers and meshes are its implementations.
 """
 
 import abc
+import contextlib
 
 
 class Engine(abc.ABC):
@@ -53,6 +54,16 @@ class Engine(abc.ABC):
         with self.scope():
             return function()
 
+    @contextlib.contextmanager
+    def recording(self, made):
+        """Context in which workers make variables, each with its own values, before they compare.
+
+        Args:
+            made: List to which the variables are added.
+        """
+        del made
+        yield
+
     def complete(self, plan, optimizers=None):
         """Returns a plan with what is known once models, or optimizers, are made."""
         del optimizers
@@ -89,6 +100,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def sum_over_workers(self, arrays):
         """Adds up a dict of NumPy arrays over workers."""
+
+    def sum_parts(self, arrays):
+        """Adds up, over workers, arrays that hold what is known of each worker's replicas."""
+        return self.sum_over_workers(arrays)
 
     def training_source(self, x, steps):
         """Returns the `Source` of training data that workers read by themselves, or None.

@@ -6,17 +6,16 @@ import os
 import tensorflow as tf
 
 from keras_replicator import compat, workers
-from keras_replicator.arrivals import listens, wait_for_all
 from keras_replicator.cluster import Cluster, check_expected_workers, detect_cluster
 from keras_replicator.engines import serving
 from keras_replicator.engines.asynchronous import AsynchronousEngine
 from keras_replicator.engines.in_process import simulated_cluster
+from keras_replicator.engines.joining import meet, watch_over
 from keras_replicator.engines.mesh_factory import choose_mesh
 from keras_replicator.engines.synchronous import SynchronousEngine
 from keras_replicator.hardware import configured_hardware, detect_hardware, short_name
 from keras_replicator.plan import Plan, make_plan
 from keras_replicator.steps.tables import Tables
-from keras_replicator.watch import Watch
 
 # One strategy per set of devices and process: collectives of two strategies would collide.
 _strategies = {}
@@ -50,7 +49,7 @@ def choose_engine(
         return: they serve until the chief ends.
     """
     _check_staleness(max_staleness)
-    chosen = choose_mesh(strategy, layout, devices, expected_workers)
+    chosen = choose_mesh(strategy, layout, devices, expected_workers, peer_timeout, start_timeout)
     if chosen is not None:
         _refuse_staleness(max_staleness, "mesh")
         return chosen
@@ -137,14 +136,13 @@ def make_engine(plan, strategy=None, cluster=None, peer_timeout=60, start_timeou
         peer_timeout: Seconds until a lost worker is an error.
         start_timeout: Seconds until a missing worker is an error.
     """
+    if plan.strategy == "multi_worker":
+        strategy = _multi_worker(plan, cluster, peer_timeout, start_timeout)
     if strategy is not None:
         compat.use_local_reductions(strategy)
-        watch = None if plan.num_workers == 1 else _watch(cluster, plan.worker, peer_timeout)
-        return SynchronousEngine(
-            strategy, None, plan.worker, plan.num_workers, cluster, watch, start_timeout
-        )
-    if plan.strategy == "multi_worker":
-        strategy, watch = _multi_worker(plan, cluster, peer_timeout, start_timeout)
+        watch = None
+        if plan.num_workers > 1:
+            watch = watch_over(cluster, workers.task_names(cluster), peer_timeout)
         return SynchronousEngine(
             strategy, None, plan.worker, plan.num_workers, cluster, watch, start_timeout
         )
@@ -167,7 +165,7 @@ def _mirrored(devices):
 
 def _multi_worker(plan, cluster, peer_timeout, start_timeout):
     if "multi_worker" in _strategies:
-        return _strategies["multi_worker"], _strategies["watch"]
+        return _strategies["multi_worker"]
     if compat.tensorflow_started():
         raise RuntimeError(
             "A job of several workers was found, and TensorFlow has already started in this "
@@ -179,7 +177,7 @@ def _multi_worker(plan, cluster, peer_timeout, start_timeout):
         os.environ["TF_CONFIG"] = json.dumps(cluster.to_tf_config())
     jobs = {role: len(names) for role, names in cluster.tasks.items() if role in _TRAINING}
     role = "chief" if "chief" in jobs else "worker"
-    _meet(cluster, start_timeout)
+    meet(cluster, start_timeout)
     try:
         strategy = compat.multi_worker_strategy(
             len(plan.devices),
@@ -191,20 +189,7 @@ def _multi_worker(plan, cluster, peer_timeout, start_timeout):
     except tf.errors.OpError as error:
         raise workers.not_connected(error, cluster) from error
     _strategies["multi_worker"] = strategy
-    return strategy, _watch(cluster, plan.worker, peer_timeout)
-
-
-def _meet(cluster, start_timeout):
-    """Waits for the other workers, and names those that do not come."""
-    try:
-        absent = wait_for_all(cluster.worker_addresses, cluster.worker_index, start_timeout)
-    except OSError as error:
-        raise RuntimeError(
-            f"This worker cannot listen at its address {cluster.address}: {error}. End what uses "
-            f"the port, or give the job other ones. Received: {cluster}"
-        ) from error
-    if absent:
-        raise workers.missing(absent, cluster, start_timeout)
+    return strategy
 
 
 def _cluster_of(strategy):
@@ -221,26 +206,6 @@ def _cluster_of(strategy):
         source="the strategy that was passed",
         **{role: tuple(addresses) for role, addresses in tasks.items()},
     )
-
-
-def _watch(cluster, worker, peer_timeout):
-    if "watch" in _strategies:
-        return _strategies["watch"]
-    peers = workers.task_names(cluster)
-    addresses = dict(zip(peers.values(), cluster.worker_addresses, strict=True))
-    del peers[worker]
-
-    def ask(task, seconds):
-        answer = compat.peer_answers(task, seconds)
-        # A channel that has to be opened anew answers for a while as if nobody were there.
-        return None if answer is False and listens(addresses[task], seconds) else answer
-
-    watch = Watch(
-        peers=peers, worker=worker, timeout=peer_timeout, ask=ask, abort=compat.abort_collectives
-    )
-    watch.start()
-    _strategies["watch"] = watch
-    return watch
 
 
 def _parameter_server(cluster, start_timeout):

@@ -16,7 +16,7 @@ from keras_replicator.auto_layout import auto_layout
 from keras_replicator.data.rows import drop_optionals
 from keras_replicator.data.split import Shard
 from keras_replicator.engines import substitutes as _substitutes  # noqa: F401
-from keras_replicator.engines.engine import Engine
+from keras_replicator.engines.joined import JoinedEngine
 from keras_replicator.engines.mesh_loop import MeshLoop
 from keras_replicator.engines.mesh_seed import GlobalSeed
 from keras_replicator.engines.mesh_variables import MeshVariable, axes, inside, split, whole
@@ -31,12 +31,18 @@ _meshes = {}
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 
 
-class MeshEngine(Engine):
+class MeshEngine(JoinedEngine):
     """Steps on a DTensor mesh.
+
+    Of several workers each has consecutive devices of the mesh, all parts of every variable, and
+    reads the whole of each batch.
 
     Args:
         layout: The `Layout`, with every size of its mesh known.
-        devices: Names of its devices.
+        devices: Names of its devices, those of this worker.
+        cluster: The `Cluster` of several workers, or None.
+        watch: The `Watch` over the other workers, or None.
+        start_timeout: Seconds that a worker waits for what another one has to tell.
     """
 
     makes_anew = True
@@ -44,22 +50,31 @@ class MeshEngine(Engine):
     has_parts = True
     sync_batch_norm = True
 
-    worker = 0
-    cluster = None
-
-    def __init__(self, layout, devices):
+    def __init__(self, layout, devices, cluster=None, watch=None, start_timeout=600):
+        if cluster is None:
+            super().__init__()
+        else:
+            index, count = cluster.worker_index, cluster.num_workers
+            super().__init__(index, count, cluster, watch, start_timeout)
         self.layout = layout
         self.mesh = self.make_mesh(devices)
         self.shard = Shard()
         self.seed = GlobalSeed(self.mesh)
         self._models = []
         self._runs = {}
+        self._made = None  # the list to which new variables are added, while workers compare them
 
     def make_mesh(self, devices):
         """Returns the DTensor mesh; one for each set of devices and sizes of the process."""
-        key = (tuple(self.layout.mesh.items()), tuple(devices))
-        if key not in _meshes:
-            _meshes[key] = dtensor.create_mesh(list(key[0]), devices=list(devices))
+        sizes, devices = list(self.layout.mesh.items()), list(devices)
+        key = (tuple(sizes), tuple(devices))
+        if key not in _meshes and self.num_workers == 1:
+            _meshes[key] = dtensor.create_mesh(sizes, devices=devices)
+        elif key not in _meshes:
+            kind = devices[0].partition(":")[0]
+            _meshes[key] = dtensor.create_distributed_mesh(
+                sizes, local_devices=devices, device_type=kind
+            )
         return _meshes[key]
 
     # --------------------------------------------------------------------------- making variables
@@ -71,6 +86,14 @@ class MeshEngine(Engine):
 
     def cross_replica(self):
         return self.scope()
+
+    @contextlib.contextmanager
+    def recording(self, made):
+        before, self._made = self._made, made
+        try:
+            yield
+        finally:
+            self._made = before
 
     def owns(self, variable):
         value = compat.raw_variable(variable)
@@ -108,6 +131,7 @@ class MeshEngine(Engine):
             self.layout = auto_layout(
                 {str(number): model for number, model in enumerate(models)}, self.layout.mesh
             )
+        self.layout.check_workers(self.layout.num_devices // self.num_workers)
         if all(model.built and model.weights for model in models):
             self._check()
 
@@ -196,6 +220,8 @@ class MeshEngine(Engine):
         )
         made.home = self.mesh
         compat.set_raw_variable(variable, made)
+        if self._made is not None:
+            self._made.append(made)
 
     # --------------------------------------------------------------------------------- one pass
 
@@ -235,8 +261,20 @@ class MeshEngine(Engine):
         names = [self.layout.batch_axis if is_split else None] + [None] * (rank - 1)
         return split(leaf, axes(self.mesh, names, rank))
 
+    def gathered(self, nest):
+        """Returns a nest of DTensors of which this worker has all parts; part of a step."""
+        if self.num_workers == 1:
+            return nest
+
+        def gather(leaf):
+            if not isinstance(leaf, tf.Tensor):
+                return leaf
+            return dtensor.relayout(leaf, dtensor.Layout.replicated(self.mesh, leaf.shape.rank))
+
+        return tf.nest.map_structure(gather, nest)
+
     def get(self, nest):
-        """Returns a nest of DTensors as plain tensors."""
+        """Returns a nest of DTensors, as `gathered` gives it, as plain tensors."""
         with inside():
             return tf.nest.map_structure(
                 lambda leaf: tf.constant(whole(leaf)) if isinstance(leaf, tf.Tensor) else leaf, nest
@@ -261,6 +299,9 @@ class MeshEngine(Engine):
     def make_loop(self, step, **options):
         return MeshLoop(self, step, **options)
 
+    def sum_parts(self, arrays):
+        return arrays  # there is one replica, and every worker knows all of it
+
     def run(self, fn, inputs, run_eagerly=False):
         values = []
         for value in inputs:
@@ -275,7 +316,7 @@ class MeshEngine(Engine):
         rows = _rows(values)
 
         def call(*arguments):
-            return self.replicate(lambda: fn(*arguments), rows=rows)
+            return self.gathered(self.replicate(lambda: fn(*arguments), rows=rows))
 
         key = (fn, rows)
         if key not in self._runs:
@@ -288,15 +329,6 @@ class MeshEngine(Engine):
     def read(self, fn):
         # Outside of a step variables are plain: nothing has to be compiled for the mesh.
         return getattr(fn, "python_function", fn)()
-
-    def agree(self, steps, stop):
-        return steps, stop
-
-    def named_losses(self):
-        return contextlib.nullcontext()
-
-    def sum_over_workers(self, arrays):
-        return arrays
 
 
 def _models(made):

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_replicator import compat
+from keras_replicator.data.fingerprint import extend, marks_of, no_marks_of
 from keras_replicator.engines import lowering
 
 
@@ -24,7 +25,7 @@ class MeshLoop:
     """
 
     one_by_one = False
-    marks = ()  # only several workers compare what they have read
+    marks = ()  # of what several workers have read, see data/fingerprint.py
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class MeshLoop:
         self._run_eagerly = run_eagerly
         self._checked = set()  # shapes of batches whose function has run
         self.traces = 0
+        self._mark = compat.compiled(_extended, reduce_retracing=True)
         self._call = self._traced if run_eagerly else compat.compiled(self._traced)
         self._close = self._close_window if run_eagerly else compat.compiled(self._close_window)
 
@@ -67,17 +69,23 @@ class MeshLoop:
         """
         del lasts, remaining, ahead
         done, rows, outputs = 0, 0, []
+        compares = self._engine.num_workers > 1
+        marks = no_marks_of(iterator.element_spec[1]) if compares else None
         with self._engine.seed.on_mesh():
             while done < steps:
                 try:
                     element = next(iterator)
                 except (StopIteration, tf.errors.OutOfRangeError):
                     break
+                if compares:
+                    marks = self._mark(marks, element[1])
                 batch_rows, result = self._run(element, position + done)
                 done += 1
                 rows += batch_rows
                 if self._collect:
                     outputs.append(result)
+        if compares:
+            self.marks = tuple(marks.numpy().tolist())
         return done, rows, _joined(outputs) if outputs else None
 
     def one(self, element, position=0):
@@ -127,12 +135,17 @@ class MeshLoop:
 
     def _traced(self, rows, batch):
         self.traces += 1
-        return self._engine.replicate(
+        results = self._engine.replicate(
             self._step, batch, rows, window=self._window, scratch=self._scratch
         )
+        return self._engine.gathered(results)
 
     def _close_window(self):
         self._engine.replicate(self._window.close, window=self._window)
+
+
+def _extended(marks, batch):
+    return extend(marks, marks_of(batch))
 
 
 def _joined(outputs):

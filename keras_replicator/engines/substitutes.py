@@ -5,6 +5,7 @@ Inside of a step on a mesh only:
 * `x[:, None]`, a slice that adds an axis, crashes the process; the axis is added behind the slice;
 * `tf.reverse` (`keras.ops.flip`, AUC) becomes a gather of the axis in reverse order;
 * `tf.linalg.band_part` (`keras.ops.tril`, causal masks) becomes a mask;
+* `tf.one_hot`, which fails where the classes beside it are split, becomes a comparison;
 * convolutions and pooling, whose kernels and channels cannot be split, get them whole for the
   moment;
 * an embedding that is split by features gives whole features: attention that is split by heads
@@ -81,6 +82,24 @@ def _band_part(original, input, num_lower, num_upper, name=None):  # noqa: A002 
     lower, upper = tf.cast(num_lower, tf.int32), tf.cast(num_upper, tf.int32)
     inside = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
     return tf.where(inside, tensor, tf.zeros_like(tensor), name=name)
+
+
+@_instead_of(tf, "one_hot")
+def _one_hot(
+    original, indices, depth, on_value=None, off_value=None, axis=None, dtype=None, name=None
+):
+    del original
+    indices = tf.convert_to_tensor(indices)
+    rank = indices.shape.rank
+    place = rank if axis in (None, -1) else axis
+    numbers = tf.reshape(tf.cast(tf.range(depth), indices.dtype), [-1] + [1] * (rank - place))
+    chosen = tf.equal(tf.expand_dims(indices, place), numbers)
+    if on_value is None and off_value is None:
+        return tf.cast(chosen, dtype or tf.float32, name=name)
+    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    if dtype is None:
+        dtype = tf.convert_to_tensor(off if on_value is None else on).dtype
+    return tf.where(chosen, tf.cast(on, dtype), tf.cast(off, dtype), name=name)
 
 
 def _with_whole_features(original, input, filters, *args, **kwargs):  # noqa: A002

@@ -5,13 +5,11 @@ steps a call. With one replica there is no strategy at all.
 """
 
 import contextlib
-import functools
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from keras_replicator import compat, placement, replica, workers
+from keras_replicator import compat, placement, replica
 from keras_replicator.data.rows import (
     at_least_one,
     check_equal_rows,
@@ -21,12 +19,12 @@ from keras_replicator.data.rows import (
     with_static_rows,
 )
 from keras_replicator.data.split import Shard
-from keras_replicator.engines.engine import Engine
+from keras_replicator.engines.joined import JoinedEngine
 from keras_replicator.engines.loops import Loop
 from keras_replicator.steps.optimizers import GradientWindow
 
 
-class SynchronousEngine(Engine):
+class SynchronousEngine(JoinedEngine):
     """Steps under `tf.distribute`, or under no strategy where there is one replica.
 
     Args:
@@ -53,21 +51,16 @@ class SynchronousEngine(Engine):
         start_timeout=600,
         groups=(),
     ):
+        super().__init__(worker, num_workers, cluster, watch, start_timeout)
         self.groups = groups
-        self.cluster = cluster
-        self.watch = watch
-        self.start_timeout = start_timeout
         self.strategy = strategy
         self.device = device
-        self.worker = worker
-        self.num_workers = num_workers
         self.num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         count = self.num_replicas // num_workers
         self.shard = Shard(worker * count, count, self.num_replicas)
         self.makes_anew = self.num_replicas > 1
         self.sync_batch_norm = False
         self._runs = {}
-        self._sum = None
         self._calls = 0
 
     @contextlib.contextmanager
@@ -87,6 +80,19 @@ class SynchronousEngine(Engine):
             else:
                 with self.strategy.scope():
                     yield
+
+    @contextlib.contextmanager
+    def recording(self, made):
+        def note(next_creator, **kwargs):
+            made.append(next_creator(**kwargs))
+            return made[-1]
+
+        with (
+            self.scope(),
+            compat.local_initial_values(self.strategy),
+            tf.variable_creator_scope(note),
+        ):
+            yield
 
     def _place(self, variable, value, like):
         """Makes a variable on the logical device whose context is open, or beside `like`."""
@@ -259,33 +265,6 @@ class SynchronousEngine(Engine):
         with self.cross_replica():
             return fn()
 
-    def agree(self, steps, stop):
-        """Returns `(the chief's steps, whether any worker wants to stop)`."""
-        if self.num_workers == 1:
-            return steps, stop
-        total = self.sum_over_workers(
-            {"steps": float(steps if self.worker == 0 else 0), "stop": float(stop)}
-        )
-        return int(total["steps"]), bool(total["stop"])
-
-    def _sum_over_tasks(self, packed):
-        if self._sum is None:
-            self._sum = compat.compiled(
-                functools.partial(compat.sum_over_tasks, num_workers=self.num_workers),
-                reduce_retracing=True,
-            )
-        return self._sum(tf.constant(packed)).numpy()
-
-    def table(self, values):
-        """Returns float64 `[workers, values]`: the numbers of every worker, which all must give.
-
-        Args:
-            values: A sequence of numbers, equally long on all workers.
-        """
-        table = np.zeros([self.num_workers, len(values)])
-        table[self.worker] = values
-        return self.sum_over_workers({"table": table})["table"] if len(values) else table
-
     def count_everywhere(self, counts):
         """Returns the rows of every replica of the job, `[num_replicas]`.
 
@@ -294,34 +273,6 @@ class SynchronousEngine(Engine):
         """
         others = self.num_replicas - self.shard.first - self.shard.count
         return compat.sum_over_tasks(tf.pad(counts, [[self.shard.first, others]]), self.num_workers)
-
-    @contextlib.contextmanager
-    def named_losses(self):
-        """Turns TensorFlow's errors about a lost peer into one that names the worker."""
-        try:
-            yield
-        except workers.LOST as error:
-            loss = None if self.watch is None else workers.lost(error, self.cluster, self.watch)
-            if loss is None:
-                raise
-            self.watch.farewell()
-            raise loss from error
-
-    def sum_over_workers(self, arrays):
-        if self.num_workers == 1 or not arrays:
-            return arrays
-        names = sorted(arrays)
-        packed = np.concatenate([np.ravel(arrays[name]) for name in names])
-        if packed.dtype.kind in "biu":
-            packed = packed.astype("int64")
-        elif packed.dtype != np.float64:
-            packed = packed.astype("float32")
-        total, result, offset = self._sum_over_tasks(packed), {}, 0
-        for name in names:
-            size = np.size(arrays[name])
-            result[name] = total[offset : offset + size].reshape(np.shape(arrays[name]))
-            offset += size
-        return result
 
 
 def local_results(strategy, outputs):

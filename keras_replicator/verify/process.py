@@ -16,7 +16,7 @@ from keras_replicator.verify.report import VerifyError
 
 # A process that is verified belongs to no cluster, whatever this one belongs to.
 _CLUSTER = ("TF_CONFIG", "SLURM_", "OMPI_", "PMI", "JOB_COMPLETION_INDEX", "TPU_", "CLOUD_TPU_")
-_CLUSTER += ("KERAS_REPLICATOR_",)
+_CLUSTER += ("KERAS_REPLICATOR_", "DTENSOR_")
 
 
 def run(job, timeout):

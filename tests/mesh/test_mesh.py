@@ -148,10 +148,16 @@ def test_memory_is_what_the_plan_announces():
 @pytest.mark.parametrize(
     "options",
     [
-        compiled("SGD", 0.1, momentum=0.9, clipnorm=0.1, nesterov=True),
-        compiled("Adam", 0.01, amsgrad=True, use_ema=True, ema_overwrite_frequency=3),
+        pytest.param(
+            compiled("SGD", 0.1, momentum=0.9, clipnorm=0.1, nesterov=True),
+            id="SGD",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            compiled("Adam", 0.01, amsgrad=True, use_ema=True, ema_overwrite_frequency=3),
+            id="Adam",
+        ),
     ],
-    ids=lambda options: type(options()["optimizer"]).__name__,
 )
 def test_optimizers(options):
     data = arrays(*regression(21))
@@ -431,9 +437,11 @@ def test_substitutes():
             "reverse": tf.reverse(x, [1]),
             "lower": tf.linalg.band_part(x, -1, 0),
             "band": tf.linalg.band_part(x, 1, 2),
+            "classes": tf.one_hot(labels, 6),
+            "values": tf.one_hot(labels, 3, 2.0, -1.0, axis=0),
         }
 
-    x = normal(4, 6)
+    x, labels = normal(4, 6), tf.constant([5, 0, -1, 2])
     (found,) = trainer("mlp", "2x2").run(compute, x)
     assert_close(found, compute(tf.constant(x)))
 
@@ -543,9 +551,8 @@ def test_a_checkpoint_of_a_mesh_goes_on_elsewhere(saved, make):
     assert int(resumed.model.optimizer.iterations) == 9
 
 
-@pytest.mark.parametrize(
-    "replicas, mesh", [(4, "2x2"), pytest.param(2, "1x4", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas, mesh", [(4, "2x2"), (2, "1x4")])
 def test_a_checkpoint_of_replicas_goes_on_on_a_mesh(tmp_path, replicas, mesh):
     data = SUBJECTS["mlp"][1](20)
     every = kr.callbacks.Checkpoint(tmp_path, keep=None)
