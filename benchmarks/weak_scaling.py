@@ -11,68 +11,12 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.turns import Process, serve, turn
+
 ASKED = 0.90
-
-
-class Process:
-    """A process that trains when it is told to.
-
-    Args:
-        core: The core that it is pinned to.
-        options: The parsed command line.
-        config: TF_CONFIG, or None for a process alone.
-        log: File for its error output.
-    """
-
-    def __init__(self, core, options, config, log):
-        environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow", **os.environ}
-        environ.pop("TF_CONFIG", None)
-        if config is not None:
-            environ["TF_CONFIG"] = json.dumps(config)
-        words = ["--core", core, "--case", options.case, "--steps", options.steps]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.weak_scaling", *map(str, words)],
-            cwd=ROOT,
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-
-    def begin(self):
-        """Tells it to train for one turn."""
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-
-    def seconds(self):
-        """Waits for the end of the turn and returns how long it took.
-
-        Raises:
-            RuntimeError: When the process has ended instead.
-        """
-        for line in self._process.stdout:
-            if line.startswith("seconds "):
-                return float(line.split()[1])
-        raise RuntimeError(f"A process ended with code {self._process.wait()}; see its log")
-
-    def end(self):
-        """Ends it."""
-        self._process.kill()
-        self._process.wait()
-
-
-def turn(processes):
-    """Lets processes train at the same time; returns the seconds of the slowest."""
-    for process in processes:
-        process.begin()
-    return max(process.seconds() for process in processes)
 
 
 def measure(options, cores, folder):
@@ -86,8 +30,8 @@ def measure(options, cores, folder):
         groups = {"together": [], "apart": []}
         try:
             for core, config in zip(cores, configs, strict=True):
-                groups["together"].append(Process(core, options, config, log))
-                groups["apart"].append(Process(core, options, None, log))
+                groups["together"].append(_process(core, options, json.dumps(config), log))
+                groups["apart"].append(_process(core, options, None, log))
             for name in groups:
                 turn(groups[name])  # traces and warms up
             speeds = {name: [] for name in groups}
@@ -98,6 +42,12 @@ def measure(options, cores, folder):
             for process in groups["together"] + groups["apart"]:
                 process.end()
     return speeds
+
+
+def _process(core, options, config, log):
+    """A process on one core; `config` is its TF_CONFIG, None where it trains alone."""
+    words = ["--core", core, "--case", options.case, "--steps", options.steps]
+    return Process("benchmarks.weak_scaling", words, {"TF_CONFIG": config}, log)
 
 
 def _free_ports(count):
@@ -122,10 +72,7 @@ def train(case, steps):
     trainer.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss=case.make_loss())
     x, y = case.make_data(steps * trainer.num_replicas)
     batch_size = case.batch_size * trainer.num_replicas
-    for _ in sys.stdin:
-        begun = time.perf_counter()
-        trainer.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0)
-        print("seconds", time.perf_counter() - begun, flush=True)
+    serve(lambda: trainer.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0))
 
 
 def main(arguments=None):

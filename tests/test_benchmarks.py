@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import contenders, models, report, straggler, targets, weak_scaling
+from benchmarks import contenders, mesh, models, report, straggler, targets, weak_scaling
 from benchmarks.__main__ import main
 from benchmarks.measure import fresh, run_child
 
@@ -112,3 +112,13 @@ def test_weak_scaling_says_what_was_reached(tmp_path, capsys):
     assert "0.90 asked" in output
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["ratios"] == [found["together"][0] / found["apart"][0]]
+
+
+def test_a_mesh_beside_a_loop_by_hand(tmp_path, capsys):
+    words = ["--case", "small_mlp", "--rounds", "1", "--steps", "5", "--logs", str(tmp_path)]
+    assert mesh.main([*words, "--json", str(tmp_path / "out.json")]) == 0
+    output = capsys.readouterr().out
+    assert "ours / by_hand: " in output and "0.95 asked" in output
+    found = json.loads((tmp_path / "out.json").read_text())
+    for name in ("by_hand", "mirrored"):
+        assert found["ratios"][name] == [found["speeds"]["ours"][0] / found["speeds"][name][0]]
