@@ -14,9 +14,9 @@ import keras_replicator as kr  # noqa: E402
 
 kr.simulate_devices(8)
 
-# A full collection looks at the graphs of all tests so far: one for each test would cost more than
-# the tests.
-_COLLECT_EVERY = 25
+# TensorFlow keeps something of each function that it has traced. To look at all of that again after
+# every test would in the end take longer than the test.
+_COLLECT_EVERY = 10
 _count = itertools.count(1)
 
 
@@ -25,6 +25,7 @@ def fresh_keras():
     """Layer names, seeds and the dtype policy start anew in every test."""
     if next(_count) % _COLLECT_EVERY == 0:
         gc.collect()
+        gc.freeze()
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     yield
