@@ -45,9 +45,9 @@ def fit_epochs(session, phase, stream, validation, callbacks, epochs, validation
         start = 0 if resumed is None else resumed.step
         if not start:
             phase.reader.reset()
-        for noted in (phase.norms, phase.times):
-            if noted is not None:
-                noted.reset()
+        for means in (phase.norms, phase.times):
+            if means is not None:
+                means.reset()
         callbacks.on_epoch_begin(epoch)
         if resumed is not None:
             # What on_epoch_begin has set was set in the run that is resumed, and changed since.

@@ -98,18 +98,10 @@ class Pacing:
 
     def __init__(self, steps_per_execution, callbacks, phase="train", clock=time.perf_counter):
         self._fixed = None if steps_per_execution == "auto" else int(steps_per_execution)
-        self._intervals = [
-            interval
-            for interval in (batch_interval(callback, phase) for callback in callbacks)
-            if interval is not None
-        ]
-        self._saving = [
-            interval
-            for interval in (
-                batch_interval(callback, phase) for callback in callbacks if _saves(callback)
-            )
-            if interval is not None
-        ]
+        asked = [(callback, batch_interval(callback, phase)) for callback in callbacks]
+        asked = [(callback, interval) for callback, interval in asked if interval is not None]
+        self._intervals = [interval for _, interval in asked]
+        self._saving = [interval for callback, interval in asked if _saves(callback)]
         self._steps = 1
         self._clock = clock
         self._started = None

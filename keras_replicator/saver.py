@@ -201,12 +201,12 @@ class Saver:
         if late:
             steps = {name: position[name] + late for name in ("step", "total_steps")}
             position = self._position = {**position, **steps}
-        if self._config is None:
-            self._config = _model_config(self._session.models)
-        for stream in [self._streams["train"]] if late else []:
+            stream = self._streams["train"]
             stream.consumed(late)  # for the position that is saved; a call tells them later
             positions = self._positions()
             stream.consumed(-late)
+        if self._config is None:
+            self._config = _model_config(self._session.models)
         tensors, state = self._collect(position, positions)
         if not self._session.plan.is_chief:
             return

@@ -1,11 +1,17 @@
 """Data that are made for replicas or workers: input functions, distributed data sets, files."""
 
+import inspect
 import itertools
 
 import tensorflow as tf
 
 from keras_replicator import compat
 from keras_replicator.data.own import join_batches, rows_of_first
+
+
+def is_input_fn(x):
+    """Whether data are a function of an `InputContext`."""
+    return (inspect.isfunction(x) or inspect.ismethod(x)) and not inspect.isgeneratorfunction(x)
 
 
 def from_input_fn(input_fn, shard):

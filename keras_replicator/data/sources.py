@@ -11,8 +11,6 @@ only and an epoch's order depends on nothing but `(seed, epoch)`. Everything els
 `tf.data` or Keras' own data adapters.
 """
 
-import inspect
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -23,6 +21,7 @@ from keras_replicator.data.arrays import ArraySource
 from keras_replicator.data.datasets import DatasetSource, OwnSource
 from keras_replicator.data.distributed import (
     from_input_fn,
+    is_input_fn,
     local_part,
     sharded_by_file,
     undistribute,
@@ -83,7 +82,7 @@ def make_source(
     if is_distributed:
         own = "the batches that the strategy's data set has for it"
         x = undistribute(x, strategy) if shard.is_whole else local_part(x, shard.count, argument)
-    elif _is_input_fn(x):
+    elif is_input_fn(x):
         own = "what its input function gives"
         x = from_input_fn(x, shard)
     if isinstance(x, tf.data.Dataset):
@@ -147,10 +146,6 @@ def _is_array_like(x):
         leaf is None or hasattr(leaf, "shape") or hasattr(leaf, "__array__")
         for leaf in keras.tree.flatten(x)
     )
-
-
-def _is_input_fn(x):
-    return (inspect.isfunction(x) or inspect.ismethod(x)) and not inspect.isgeneratorfunction(x)
 
 
 def _dense(arrays):

@@ -14,12 +14,13 @@ import time
 import tensorflow as tf
 
 from keras_replicator import compat, replica, workers
+from keras_replicator.data.distributed import is_input_fn
 from keras_replicator.data.rows import drop_optionals
 from keras_replicator.data.split import Shard
 from keras_replicator.engines import serving
 from keras_replicator.engines.asynchronous_loop import AsynchronousLoop
 from keras_replicator.engines.engine import Engine
-from keras_replicator.engines.worker_input import WorkerSource, is_input_fn
+from keras_replicator.engines.worker_input import WorkerSource
 from keras_replicator.steps import tables
 from keras_replicator.steps.optimizers import StepWindow
 from keras_replicator.steps.tables import Tables

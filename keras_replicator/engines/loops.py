@@ -82,13 +82,9 @@ class Loop:
             `(steps done, rows seen, outputs)`; fewer steps than asked for: the data have ended.
         """
         del remaining, ahead
-        replicas = self._engine.num_replicas
-        tracing = f"Tracing and compiling the step of {replicas} replica{'s' * (replicas > 1)}"
         is_first = self.traces == 0 and not self._is_eager
-        with (
-            self._engine.cross_replica(),
-            announced(tracing, self._engine.worker == 0) if is_first else contextlib.nullcontext(),
-        ):
+        tracing = self._announced_tracing() if is_first else contextlib.nullcontext()
+        with self._engine.cross_replica(), tracing:
             if self._collect and not self.one_by_one and self.traces == 0:
                 self._choose_collection(iterator.element_spec)
             done, rows, marks, outputs = self._call(
@@ -96,6 +92,12 @@ class Loop:
             )
         self.marks = tuple(marks.numpy().tolist())
         return int(done), int(rows), outputs
+
+    def _announced_tracing(self):
+        replicas = self._engine.num_replicas
+        plural = "s" if replicas > 1 else ""
+        what = f"Tracing and compiling the step of {replicas} replica{plural}"
+        return announced(what, self._engine.worker == 0)
 
     def one(self, element, position=0):
         """Runs one step on one element, and returns its outputs where they are collected."""

@@ -6,10 +6,8 @@ One script runs in every process. What stands before the trainer runs everywhere
 the workers and servers out of the script, and the chief goes on.
 """
 
-import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -17,7 +15,10 @@ import time
 import tensorflow as tf
 
 from keras_replicator import workers
+from keras_replicator.arrivals import listens
 
+# Seconds that a connection may take.
+_PATIENCE = 5.0
 # How often, and how often in a row, the chief must not answer until it counts as ended.
 _INTERVAL = 0.5
 _MISSES = 3
@@ -106,11 +107,7 @@ def wait_for(cluster, start_timeout):
 
 def is_up(address):
     """Whether something listens at "host:port"."""
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):
-        with socket.create_connection((host, int(port)), timeout=5):
-            return True
-    return False
+    return listens(address, _PATIENCE)
 
 
 def _note_signals():

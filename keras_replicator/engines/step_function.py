@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_replicator import compat, replica
 from keras_replicator.engines.worker_input import next_element
+from keras_replicator.steps.step_times import time_after_changes
 
 
 class StepFunction:
@@ -61,9 +62,7 @@ class StepFunction:
         first = len(graph.get_operations())
         with tf.control_dependencies([begun]):
             results = self._on_worker(starts, data, graph)
-        changes = [op for op in graph.get_operations()[first:] if op.op_def.is_stateful]
-        with tf.control_dependencies(changes):
-            ended = tf.timestamp()
+        ended = time_after_changes(graph, first)
         with tf.control_dependencies([ended]):
             applied = compat.count_up(self._engine.updates)
         times = tf.stack([begun, ended, tf.cast(applied - before, tf.float64)])

@@ -153,8 +153,9 @@ class SynchronousEngine(JoinedEngine):
                 devices=self.groups[index - self.shard.first] if self.groups else (),
             )
             current.scratch.update(scratch or {})
-            # A profile shows operations by these names.
-            with replica.activate(current), tf.name_scope(f"replica_{index}/"):
+            # A profile shows operations by these names; on a TPU only a tensor knows the number.
+            name = f"replica_{index}/" if isinstance(index, int) else "replica"
+            with replica.activate(current), tf.name_scope(name):
                 return fn() if batch is None else fn(part)
 
         if self.strategy is None:

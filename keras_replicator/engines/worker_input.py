@@ -11,18 +11,11 @@ The function is called once for each worker; its data set runs in that worker, a
 next batch of whichever worker runs it. So the data must not end.
 """
 
-import inspect
-
 import tensorflow as tf
 
 from keras_replicator import compat
 from keras_replicator.data.rows import count_rows
 from keras_replicator.data.source import Source
-
-
-def is_input_fn(x):
-    """Whether data are a function of an `InputContext`."""
-    return (inspect.isfunction(x) or inspect.ismethod(x)) and not inspect.isgeneratorfunction(x)
 
 
 class WorkerSource(Source):

@@ -39,7 +39,7 @@ class StepTimes:
         self._reducing.assign(0.0)
 
     def read(self):
-        """Returns the seconds, by name; those of reducing where there is more than one replica."""
+        """Returns the seconds, by name."""
         return {
             "input_wait_seconds": float(self._waiting),
             "reduce_seconds": float(self._reducing),
@@ -57,10 +57,7 @@ class StepTimes:
             graph = tf.compat.v1.get_default_graph()
             before = len(graph.get_operations())
             state = step(done, *state_and_element)
-            made = graph.get_operations()[before:]
-            with tf.control_dependencies([op for op in made if op.op_def.is_stateful]):
-                free = tf.timestamp()
-            return (free, *state)
+            return (time_after_changes(graph, before), *state)
 
         return watched
 
@@ -92,6 +89,18 @@ def reduce_sum(tensors):
         if times is None or not current.distributed:
             return current.reduce_sum(tensors)
         return times.reduce_sum(current, tensors)
+
+
+def time_after_changes(graph, before):
+    """The time at which everything that was traced since has changed what it changes.
+
+    Args:
+        graph: The graph in which it was traced.
+        before: How many operations the graph had before.
+    """
+    changes = [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
+    with tf.control_dependencies(changes):
+        return tf.timestamp()
 
 
 def _time_of(nest):

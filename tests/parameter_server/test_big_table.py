@@ -24,5 +24,7 @@ def test_bytes_follow_the_rows_that_are_used(tmp_path):
     # Weights and slot come to the worker in lookup and update, and go back.
     assert rows < large < 12 * rows
     assert large < 0.1 * 1_000_000 * COLUMNS * 4
+    # A tenth of the table: equal but for rows that a batch draws twice (4 %), and for what tasks
+    # tell each other whatever a step does.
     assert other == pytest.approx(large, rel=0.3)
     assert 4 < large / small < 9
