@@ -412,5 +412,6 @@ def run_python(*arguments, timeout=120, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         timeout=timeout,
     )

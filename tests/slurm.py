@@ -112,6 +112,7 @@ def cluster(folder):
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 text=True,
+                errors="replace",
                 timeout=timeout,
             )
 
@@ -145,7 +146,7 @@ def _wait_until(condition, folder, seconds=60):
     limit = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > limit:
-            logs = {path.name: path.read_text()[-1000:] for path in folder.glob("*.log")}
+            logs = {path.name: path.read_text(errors="replace")[-1000:] for path in folder.glob("*.log")}
             raise TimeoutError(f"Slurm did not come up in {seconds} seconds: {logs}")
         time.sleep(0.2)
 

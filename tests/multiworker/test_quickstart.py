@@ -69,7 +69,8 @@ def test_two_nodes_of_slurm_print_the_same_numbers(alone, tmp_path):
         batch = str(REPOSITORY / "examples" / "slurm" / "train.sbatch")
         environment = child_environment(PYTHON=sys.executable)
         done = run([*submit, batch, *arguments(tmp_path)], timeout=240, **environment)
-    output = log.read_text()
+    # srun cuts long lines, of a progress bar, anywhere: in the middle of a character, too.
+    output = log.read_text(encoding="utf-8", errors="replace")
     assert done.returncode == 0, done.stdout + output[-4000:]
     for task in range(2):
         lines = re.findall(rf"^{task}: (.*)$", output, re.MULTILINE)
