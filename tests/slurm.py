@@ -146,7 +146,8 @@ def _wait_until(condition, folder, seconds=60):
     limit = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > limit:
-            logs = {path.name: path.read_text(errors="replace")[-1000:] for path in folder.glob("*.log")}
+            texts = {path.name: path.read_text(errors="replace") for path in folder.glob("*.log")}
+            logs = {name: text[-1000:] for name, text in texts.items()}
             raise TimeoutError(f"Slurm did not come up in {seconds} seconds: {logs}")
         time.sleep(0.2)
 

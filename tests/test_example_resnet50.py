@@ -187,8 +187,8 @@ def test_a_folder_without_classes_is_an_error(tmp_path):
 
 def test_resnet50_trains_on_mock_imagenet(tmp_path):
     """224 x 224, through JPEGs, crops and the recipe, on two replicas; evaluated and saved."""
-    preset = dataclasses.replace(PRESETS["resnet50"], batch_size=3, epochs=1, label_smoothing=0.1)
-    with tfds.testing.mock_data(num_examples=6):
+    preset = dataclasses.replace(PRESETS["resnet50"], batch_size=4, epochs=1, label_smoothing=0.1)
+    with tfds.testing.mock_data(num_examples=8):
         history = train.train(
             preset,
             devices=2,

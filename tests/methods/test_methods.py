@@ -314,13 +314,15 @@ def on_one_device(name):
     return initial, {key: model.get_weights() for key, model in models.items()}, history
 
 
-SLOW = pytest.mark.slow
+def cases():
+    """(method, replicas); `make test` takes 4 and 2 replicas in turn, the rest is marked slow."""
+    for index, name in enumerate(METHODS):
+        for replicas in (1, 2, 3, 4):
+            marks = () if replicas == (4, 2)[index % 2] else pytest.mark.slow
+            yield pytest.param(name, replicas, id=f"{name}-{replicas}", marks=marks)
 
 
-@pytest.mark.parametrize(
-    "replicas", [pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW), 4]
-)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name, replicas", list(cases()))
 def test_method_trains_as_on_one_device(name, replicas):
     """Weights, statistics and history after six updates, the last of each epoch with 3 rows."""
     method = METHODS[name]

@@ -11,7 +11,7 @@ from tests.helpers import REPOSITORY, child_environment, run_python
 pytestmark = pytest.mark.multiprocess
 
 SCRIPT = str(REPOSITORY / "examples" / "quickstart.py")
-EPOCHS = 2
+EPOCHS = 1
 
 
 def last_line(output):
@@ -39,6 +39,7 @@ def launch(folder, epochs=EPOCHS):
     return run_python(*command, *arguments(folder, epochs), timeout=290)
 
 
+@pytest.mark.slow
 def test_launched_workers_print_the_same_numbers(alone, tmp_path):
     done = launch(tmp_path)
     assert done.returncode == 0, done.stdout

@@ -172,6 +172,7 @@ def test_b57_and_c72_workers_end_apart(tmp_path):
     assert (tmp_path / "shared" / "model.keras").exists()
 
 
+@pytest.mark.slow
 def test_b55w_second_job_goes_on(tmp_path):
     """tensorflow#84027: after a failure in epoch 2 of 5 the same script runs the other 3 epochs."""
     module, tasks = "tests.multiworker.backup", {"shared": tmp_path / "shared", "worker": 2}
