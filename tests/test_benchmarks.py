@@ -120,5 +120,5 @@ def test_a_mesh_beside_a_loop_by_hand(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "ours / by_hand: " in output and "0.95 asked" in output
     found = json.loads((tmp_path / "out.json").read_text())
-    for name in ("by_hand", "mirrored"):
+    for name in ("by_hand", "one_a_call", "mirrored"):
         assert found["ratios"][name] == [found["speeds"]["ours"][0] / found["speeds"][name][0]]

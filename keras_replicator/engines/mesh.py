@@ -243,12 +243,19 @@ class MeshEngine(JoinedEngine):
         """Returns every layer of the models."""
         return [layer for model in self._models for layer in compat.flatten_layers(model)]
 
-    def put(self, batch):
-        """Returns a batch of plain tensors as DTensors, rows split where they divide."""
-        batch = drop_optionals(batch)
-        return tf.nest.map_structure(lambda leaf: None if leaf is None else self._put(leaf), batch)
+    def put(self, batch, axis=0):
+        """Returns a batch of plain tensors as DTensors, rows split where they divide.
 
-    def _put(self, leaf):
+        Args:
+            batch: A nest of tensors, of Optionals, or None.
+            axis: The axis of the rows.
+        """
+        batch = drop_optionals(batch)
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else self._put(leaf, axis), batch
+        )
+
+    def _put(self, leaf, axis):
         if not isinstance(leaf, tf.Tensor) or leaf.dtype == tf.string:
             raise ValueError(
                 "A mesh takes dense tensors of numbers; ragged and sparse tensors and strings have "
@@ -257,8 +264,9 @@ class MeshEngine(JoinedEngine):
             )
         parts = self.layout.batch_size
         rank = leaf.shape.rank
-        is_split = rank > 0 and parts > 1 and leaf.shape[0] % parts == 0 and leaf.shape[0] > 0
-        names = [self.layout.batch_axis if is_split else None] + [None] * (rank - 1)
+        names = [None] * rank
+        if rank > axis and parts > 1 and leaf.shape[axis] % parts == 0 and leaf.shape[axis] > 0:
+            names[axis] = self.layout.batch_axis
         return split(leaf, axes(self.mesh, names, rank))
 
     def gathered(self, nest):

@@ -159,18 +159,19 @@ def split(value, layout):
         value: NumPy array or plain tensor.
         layout: A `dtensor.Layout`.
     """
-    if all(spec == dtensor.UNSHARDED for spec in layout.sharding_specs):
-        return dtensor.pack([value] * layout.mesh.num_local_devices(), layout)
-    parts = {}
-    located = []
-    for where in layout.mesh.local_device_locations():
-        index = _index(layout, where, value.shape)
-        key = tuple((part.start, part.stop) for part in index)
-        if key not in parts:
-            with tf.device("CPU:0"):  # not on the mesh, whose device may be the current one
-                parts[key] = value[index]
-        located.append(parts[key])
-    return dtensor.pack(located, layout)
+    names = [spec for spec in layout.sharding_specs if spec != dtensor.UNSHARDED]
+    parts = {(): value}  # by their place along each of `names`
+    with tf.device("CPU:0"):  # not on the mesh, whose device may be the current one
+        for axis, name in enumerate(layout.sharding_specs):
+            if name != dtensor.UNSHARDED:
+                count = layout.mesh.dim_size(name)
+                parts = {
+                    (*place, number): part
+                    for place, whole in parts.items()
+                    for number, part in enumerate(tf.split(whole, count, axis))
+                }
+    located = layout.mesh.local_device_locations()
+    return dtensor.pack([parts[tuple(where[name] for name in names)] for where in located], layout)
 
 
 def whole(tensor):

@@ -6,10 +6,29 @@ import keras
 from keras import layers
 
 import keras_replicator as kr
+from keras_replicator.engines import mesh_loop, mesh_steps
 from tests.helpers import classification, compiled, normal, on_one_device, sequential
 
 # 69 rows in batches of 16: the tail of 5 divides on no batch axis but that of one. 20 updates.
 ROWS, FIT = 69, {"batch_size": 16, "epochs": 4}
+
+
+def several_steps_a_call(monkeypatch):
+    """Lets loops of meshes run several steps a call from the second step on.
+
+    Returns:
+        A list that grows by the number of steps of each such call.
+    """
+    calls, stack = [], mesh_steps.SeveralSteps.batches
+
+    def batches(several, elements):
+        calls.append(len(elements))
+        return stack(several, elements)
+
+    monkeypatch.setattr(mesh_loop, "_STEPS_BEFORE", 1)
+    monkeypatch.setattr(mesh_loop, "_STEPS_ASKED", 2)
+    monkeypatch.setattr(mesh_steps.SeveralSteps, "batches", batches)
+    return calls
 
 
 def sizes(mesh):

@@ -10,6 +10,7 @@ from keras import layers
 
 import keras_replicator as kr
 from keras_replicator import compat
+from keras_replicator.engines import lowering
 from tests.helpers import (
     arrays,
     assert_close,
@@ -27,7 +28,7 @@ from tests.helpers import (
     sequential,
     train_by_hand,
 )
-from tests.mesh.subjects import SUBJECTS, adam, mlp, sizes, trainer
+from tests.mesh.subjects import SUBJECTS, adam, mlp, several_steps_a_call, sizes, trainer
 
 
 def on_mesh(build, compile_options, data, mesh="2x2", weights=None, variables="auto", **fit):
@@ -256,7 +257,7 @@ def test_custom_step():
 
 
 @pytest.mark.slow
-def test_several_optimizers_and_random_numbers():
+def test_several_optimizers_and_random_numbers(monkeypatch):
     """A GAN: two models, two optimizers, latents from Keras' global seed."""
 
     def build():
@@ -278,18 +279,42 @@ def test_several_optimizers_and_random_numbers():
             subject.optimizers[name].apply(tape.gradient(loss, variables), variables)
         return {"critic": critic_loss, "rows": kr.replica.Sum(tf.shape(real)[0])}
 
-    histories = []
-    for _ in range(2):
+    histories, calls = [], []
+    for steps in (1, 1, 2):
+        if steps > 1:
+            calls = several_steps_a_call(monkeypatch)
         subject = kr.ReplicatedTrainer(
             build, layout=kr.Layout(sizes("2x2"), "auto"), train_step=step, seed=3
         )
         subject.compile(
-            {"generator": keras.optimizers.Adam(0.01), "critic": keras.optimizers.Adam(0.01)}
+            {"generator": keras.optimizers.Adam(0.01), "critic": keras.optimizers.Adam(0.01)},
+            steps_per_execution=steps,
         )
         histories.append(subject.fit(normal(21, 3), batch_size=8, epochs=2, verbose=0).history)
     assert histories[0]["rows"] == [21, 21]
     assert histories[0] == histories[1]
+    assert calls == [2]
+    assert_close(histories[2], histories[0])
     assert histories[0]["critic"][0] != histories[0]["critic"][1]
+
+
+def test_several_steps_that_cannot_be_split_run_one_a_call(monkeypatch, capsys):
+    calls = several_steps_a_call(monkeypatch)
+    check = lowering.check
+
+    def refuse_loops(graph, layers):
+        if any(node.type.endswith("While") for node in graph.get_operations()):
+            raise lowering.CannotSplitError("no loops here")
+        check(graph, layers)
+
+    monkeypatch.setattr(lowering, "check", refuse_loops)
+    subject = trainer("mlp", "1x2")
+    subject.compile(**adam(), steps_per_execution=4)
+    data = SUBJECTS["mlp"][1](64)
+    subject.fit(**data, batch_size=16, epochs=2, verbose=0)
+    assert "one a call on this mesh, not 16: no loops here" in capsys.readouterr().err
+    assert calls == [3]
+    assert int(subject.model.optimizer.iterations) == 8
 
 
 def test_run_gives_one_replica_all_rows():
