@@ -11,6 +11,7 @@ the next epoch starts again with their first batch.
 import warnings
 
 from keras_replicator.checkpoints import CheckpointError
+from keras_replicator.data.letting_go import let_go
 
 
 class Stream:
@@ -73,7 +74,8 @@ class Stream:
         """Lets the next epoch begin with the first batch; a generator goes on instead."""
         if self.source.one_pass:
             return
-        self._pass, self._iterator = -1, None
+        self._pass = -1
+        self._let_go()
         if self._resumed is not None:
             position, _ = self._resumed
             self._resumed = ({**position, "pass": -1, "is_open": False}, None)
@@ -93,6 +95,7 @@ class Stream:
         self.source.catch_up(self._epochs)
 
     def _open(self, number, start=0, is_resumed=False):
+        self._let_go()
         self._pass = number
         self._consumed = start
         if is_resumed:
@@ -201,5 +204,10 @@ class Stream:
         """Tells the data that an epoch has ended."""
         self._epochs += 1
         if self.steps is None:
-            self._iterator = None
+            self._let_go()
         self.source.on_epoch_end()
+
+    def _let_go(self):
+        held, self._iterator = [self._iterator], None
+        if held[0] is not None and self.source.is_tuned:
+            let_go(held)

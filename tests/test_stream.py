@@ -1,11 +1,17 @@
 """stream: what `steps_per_epoch` means for data of known, unknown and endless size."""
 
+import threading
+import time
 import types
 import warnings
 
 import pytest
+import tensorflow as tf
 
 from keras_replicator.agreement import Agreement
+from keras_replicator.data.arrays import ArraySource
+from keras_replicator.data.datasets import DatasetSource, OwnSource
+from keras_replicator.data.source import prefetched
 from keras_replicator.epochs import run_epoch
 from keras_replicator.stream import Stream
 
@@ -24,7 +30,7 @@ class FakeSource:
         passes: How often the data can be read: a generator gives nothing more after one pass.
     """
 
-    is_counted = False
+    is_counted = is_tuned = False
 
     def __init__(self, batches, known=True, passes=None):
         self.num_batches = batches if known else None
@@ -274,3 +280,42 @@ def test_steps_below_one(argument, steps):
     message = f"`{argument}` must be an int of at least 1. Received: {argument}={steps}"
     with pytest.raises(ValueError, match=message):
         Stream(FakeSource(4), steps, argument)
+
+
+# ------------------------------------------------------------------------------ ends of iterators
+
+
+class SlowToEnd:
+    """An iterator that takes a while to end, as those that tf.data tunes may."""
+
+    ended_on = None
+
+    def __del__(self):
+        time.sleep(0.5)
+        SlowToEnd.ended_on = threading.current_thread().name
+
+
+def test_nobody_waits_for_the_end_of_a_tuned_iterator():
+    source = FakeSource(3)
+    source.is_tuned, source.iterator = True, lambda number, start: SlowToEnd()
+    stream = Stream(source)
+    stream.begin_epoch(0)
+    begun = time.monotonic()
+    stream.end_epoch()
+    stream.begin_epoch(1)
+    assert time.monotonic() - begun < 0.4
+    stream.end_epoch()  # the first one has ended by then
+    assert time.monotonic() - begun >= 0.5
+    assert SlowToEnd.ended_on == "keras_replicator_let_go"
+
+
+@pytest.mark.parametrize(
+    "is_tuned, enabled", [(False, False), (True, True)], ids=["ours", "the user's"]
+)
+def test_what_tf_data_tunes(is_tuned, enabled):
+    """Our own pipelines are not tuned; what the user has said of his stays."""
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    dataset = tf.data.Dataset.range(3).with_options(options)
+    assert prefetched(dataset, is_tuned).options().autotune.enabled is enabled
+    assert DatasetSource.is_tuned and OwnSource.is_tuned and not ArraySource.is_tuned

@@ -12,6 +12,7 @@ class DatasetSource(Source):
     """A `tf.data.Dataset` whose elements are global batches."""
 
     kind = "a tf.data.Dataset"
+    is_tuned = True
 
     def __init__(self, dataset, shard, class_weight=None):
         if class_weight is not None:
@@ -35,7 +36,8 @@ class DatasetSource(Source):
         self.element_spec = self._dataset.element_spec
 
     def iterator(self, number, start=0):
-        iterator = iter(prefetched(self._dataset.skip(start) if start else self._dataset))
+        dataset = self._dataset.skip(start) if start else self._dataset
+        iterator = iter(prefetched(dataset, self.is_tuned))
         self._beginning = self._place_of(iterator)
         return iterator
 
@@ -45,7 +47,7 @@ class DatasetSource(Source):
             set_place(iterator, place["now"])
             if not self._is_endless:
                 # Restoring took seeds of the data set's shuffles: give back those of later passes.
-                set_place(iter(prefetched(self._dataset)), place["beginning"])
+                set_place(iter(prefetched(self._dataset, self.is_tuned)), place["beginning"])
             self._beginning = place["beginning"]
             return iterator
         self._passes.begin_again(self._dataset, passes)
@@ -71,6 +73,7 @@ class OwnSource(Source):
     """A `tf.data.Dataset` of batches that belong to this worker; the others have their own."""
 
     kind = "batches of each worker's own"
+    is_tuned = True
 
     def __init__(self, dataset, shard, class_weight, exchange, sharding, argument="x"):
         if class_weight is not None:
@@ -93,7 +96,8 @@ class OwnSource(Source):
         return {**super().facts(), "the number of workers": self._workers}
 
     def iterator(self, number, start=0):
-        return iter(prefetched(self._dataset.skip(start) if start else self._dataset))
+        dataset = self._dataset.skip(start) if start else self._dataset
+        return iter(prefetched(dataset, self.is_tuned))
 
     def resume(self, number, start, passes, place=None):
         self._passes.begin_again(self._own, passes)

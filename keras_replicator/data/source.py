@@ -20,6 +20,7 @@ class Source:
         can_seek: Whether a pass can start at any batch without reading those before.
         is_counted: Whether an iterator is known to hold `num_batches` batches, or never to end.
         one_pass: Whether the data can be read once only, as a generator.
+        is_tuned: Whether tf.data tunes the pipeline: the user's own, but none of ours.
         made_for: What the batches depend on; a place in them holds for the same only.
         kind: What the user calls these data.
     """
@@ -29,6 +30,7 @@ class Source:
     _dataset = None
     is_counted = False
     one_pass = False
+    is_tuned = False
     # How the rows are spread over workers, as the end of "each worker reads …".
     sharding = "every batch, in the same order, and keeps its rows"
     made_for = ""
@@ -119,8 +121,17 @@ def shared(dataset, shard):
     return dataset.map(take_share)
 
 
-def prefetched(dataset):
+def prefetched(dataset, is_tuned=False):
+    """Prepares a data set for iteration.
+
+    Args:
+        dataset: The data set of `(rows, batch)`.
+        is_tuned: Whether tf.data may tune it, as the user's own pipeline wants; see letting_go.py
+            for what that costs. Ours have one map, whose parallelism needs no tuning.
+    """
     options = tf.data.Options()
+    if not is_tuned:
+        options.autotune.enabled = False
     # Nobody distributes these data sets again: no sharding policy, no line about one.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
