@@ -233,6 +233,31 @@ def test_a_split_classifier_equals_one_device(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not train.digits.FASHION_MNIST_FOLDER.is_dir(), reason="needs Debian's dataset-fashion-mnist"
+)
+def test_one_and_four_replicas_learn_alike(tmp_path):
+    """ResNet-20 on global batches of 64: equal curves where BatchNormalization sees all rows."""
+    histories = []
+    for devices in (1, 4):
+        keras.backend.clear_session()
+        histories.append(
+            train.train(
+                PRESETS["resnet20"],
+                devices=devices,
+                sync_batch_norm=True,
+                steps_per_epoch=20,
+                validation_steps=4,
+                logdir=str(tmp_path / f"{devices}"),
+            )
+        )
+    one, four = histories
+    assert one["loss"][-1] < one["loss"][0] - 0.3
+    for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        np.testing.assert_allclose(four[name], one[name], rtol=1e-3, err_msg=name)
+
+
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_script_trains_from_a_folder_and_resumes(folder, tmp_path):
     def run(epochs):
