@@ -17,14 +17,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1500)]
 # (workers, devices of each)
 SHAPES = ((2, 1), (2, 2), (3, 1))
 # What `make test` runs, on 2 workers with 2 devices each.
-SAMPLE = {
-    "tail of 1",
-    "masks and sample weights",
-    "scalar loss, mean",
-    "accumulation, partial",
-    "sync BatchNormalization",
-    "float16 overflow on one replica",
-}
+SAMPLE = {"tail of 1", "accumulation, partial"}
 
 
 def cases():
