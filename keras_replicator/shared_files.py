@@ -23,6 +23,8 @@ def worker_files(callbacks, model, plan):
         plan: The `Plan`.
     """
     if plan.is_chief:
+        if plan.num_workers > 1:
+            _make_folders(callbacks)
         yield
         return
     changed = []
@@ -36,6 +38,10 @@ def worker_files(callbacks, model, plan):
             set_attribute(callback, "filename", _ensured(beside(callback.filename, plan.worker)))
         elif isinstance(callback, keras.callbacks.TensorBoard):
             set_attribute(callback, "log_dir", os.path.join(callback.log_dir, folder(plan.worker)))
+        elif isinstance(callback, keras.callbacks.ModelCheckpoint):
+            # It decides as the chief's does. A name without a folder leaves none to be made.
+            set_attribute(callback, "filepath", os.path.basename(callback.filepath))
+            set_attribute(callback, "verbose", 0)
         elif isinstance(callback, keras.callbacks.BackupAndRestore):
             # Every worker restores from the shared backup; only the chief writes and deletes it.
             for name in compat.BACKUP_WRITERS:
@@ -73,6 +79,14 @@ def beside(path, worker):
     """
     directory, name = os.path.split(os.fspath(path))
     return os.path.join(directory, folder(worker), name)
+
+
+def _make_folders(callbacks):
+    """Makes the folders of `ModelCheckpoint`s, which fails there when another worker is faster."""
+    for callback in compat.as_callbacks(callbacks):
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            folder_of_all = os.path.dirname(callback.filepath.partition("{")[0])
+            os.makedirs(folder_of_all or os.curdir, exist_ok=True)
 
 
 def _ensured(path):
